@@ -1,0 +1,79 @@
+// The symmetric heap and the one-sided operations on it.
+//
+// Eager delivery: a put is a copy into the peer's mapped heap. Lazy delivery, for tests: plain puts
+// wait in a queue until quiet, or until this rank blocks in a wait; a put with signal carries its
+// own data only. A right program gives the same results in both.
+#pragma once
+
+#include <deque>
+
+#include "control.h"
+
+namespace bireme {
+
+enum class Compare : u32 { eq, ne, gt, ge, lt, le };
+enum class SignalOp : u32 { set, add };
+enum class Atomic : u32 { fetch, set, add, band, bor, bxor, swap, compare_swap };
+
+struct Signal {
+  u64 offset = kNone;
+  u64 value = 1;
+  SignalOp op = SignalOp::set;
+};
+
+class Heap {
+ public:
+  Heap(std::shared_ptr<Control> control, std::vector<int> fds, u64 bytes, bool lazy);
+  ~Heap();
+  Heap(const Heap&) = delete;
+
+  Control& control() { return *control_; }
+  u64 bytes() const { return bytes_; }
+  bool lazy() const { return lazy_; }
+  u8* at(u32 rank, u64 offset) const { return maps_[rank].data() + offset; }
+  // The offset of a local address in this rank's heap, or kNone.
+  u64 offset_of(const void* p, u64 bytes) const;
+
+  void put(CallInfo info, u64 offset, u32 peer, const void* src, bool nbi, Signal signal);
+  void get(CallInfo info, u64 offset, u32 peer, void* dst, bool nbi);
+  void signal(CallInfo info, u32 peer, Signal signal);
+  // Waits until the word at `offset` of the own heap compares; returns the value that did.
+  u64 signal_wait(CallInfo info, const std::vector<u32>& ranks, u64 offset, Compare compare,
+                  u64 value);
+  u64 signal_read(u64 offset) const;
+  // The old value; `value` and the result are the bits of the element.
+  u64 atomic(CallInfo info, u64 offset, u32 peer, Atomic op, u64 value, u64 condition);
+  void fence(CallInfo info);
+  void quiet(CallInfo info);
+  void deliver();  // what quiet does, unrecorded
+  void zero(u64 offset, u64 bytes);
+  void release(u64 offset, u64 bytes);  // give the pages of the own part back
+  void leave_mapped();                  // views are alive: never unmap
+
+ private:
+  struct Pending {
+    u32 peer;
+    u64 offset;
+    u64 bytes;
+    const void* src;      // read when it lands (nbi)
+    std::vector<u8> copy; // or the data itself (blocking)
+    void* get_into;       // a get_nbi
+    bool fence;
+  };
+  void land(Pending& op);
+  void land_all();
+  void land_fenced(u32 peer);  // what a fence orders before the next operation to this peer
+  void apply(u32 peer, const Signal& signal);
+
+  std::shared_ptr<Control> control_;
+  u64 bytes_;
+  bool lazy_;
+  std::vector<Mapping> maps_;
+  std::vector<int> fds_;
+  std::mutex mutex_;
+  std::deque<Pending> pending_;
+};
+
+bool holds(u64 found, Compare compare, u64 value);
+
+}  // namespace bireme

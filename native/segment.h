@@ -1,0 +1,30 @@
+// Sealed anonymous memory that is shared by passing its descriptor.
+#pragma once
+
+#include <sys/mman.h>
+
+#include "layout.h"
+
+namespace bireme {
+
+// Creates a memfd of the given size that nobody can shrink. The caller owns the descriptor.
+int create_segment(const char* name, u64 bytes);
+
+// A mapping that ends with its owner.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(int fd, u64 offset, u64 bytes);
+  ~Mapping();
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  u8* data() const { return data_; }
+  u64 bytes() const { return bytes_; }
+  void leave_mapped() { data_ = nullptr; }  // views outlive the owner
+
+ private:
+  u8* data_ = nullptr;
+  u64 bytes_ = 0;
+};
+
+}  // namespace bireme

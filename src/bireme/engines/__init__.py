@@ -1,0 +1,1 @@
+"""What moves the bytes: one file per engine, the contracts in ``base``."""

@@ -1,0 +1,1 @@
+"""What happened, where the time went, why it hangs."""

@@ -1,0 +1,18 @@
+"""What all tests share: pytester, the ranks plugin, the check for leaks, one hypothesis profile."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+
+# The plugin is named here too, so that a checkout on PYTHONPATH works as an installed package does.
+pytest_plugins = ["pytester", "bireme.testing.plugin"]
+
+# Ranks share cores with each other: how long one example takes says nothing.
+hypothesis.settings.register_profile("bireme", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("bireme")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(leak_check: None) -> None:
+    """Every test leaves the process as it found it."""
