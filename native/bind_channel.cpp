@@ -57,32 +57,41 @@ void bind_channel(nb::module_& m) {
       .def("run", &run, nb::arg("kind"), nb::arg("dtype"), nb::arg("count"), nb::arg("reduction"),
            nb::arg("root"), nb::arg("src"), nb::arg("dst"), nb::arg("extra"), nb::arg("refused"),
            nb::arg("later").none())
-      .def("send", [](std::shared_ptr<Channel> channel, u32 dtype, u64 count, u32 to, u64 src,
-                      std::shared_ptr<Stream> later) {
-             const CallInfo info = info_of(*channel, static_cast<u32>(Kind::send), dtype, count, 0,
-                                           static_cast<i32>(to));
-             return now_or_later(later, [channel, info, to, src] {
-               channel->send(info, to, reinterpret_cast<const void*>(src));
-             });
-           }, nb::arg("dtype"), nb::arg("count"), nb::arg("to"), nb::arg("src"),
-           nb::arg("later").none())
-      .def("recv", [](std::shared_ptr<Channel> channel, u32 dtype, u64 count, u32 from, u64 dst,
-                      std::shared_ptr<Stream> later) {
-             const CallInfo info = info_of(*channel, static_cast<u32>(Kind::recv), dtype, count, 0,
-                                           static_cast<i32>(from));
-             return now_or_later(later, [channel, info, from, dst] {
-               channel->recv(info, from, reinterpret_cast<void*>(dst));
-             });
-           }, nb::arg("dtype"), nb::arg("count"), nb::arg("from"), nb::arg("dst"),
-           nb::arg("later").none())
-      .def("close", [](Channel& channel, bool keep_slot) {
-             const CallInfo info = info_of(channel, static_cast<u32>(Kind::close),
-                                            static_cast<u32>(DType::u8), 0, 0, -1);
-             const u64 ticket = channel.take_ticket();
-             PythonCall python;
-             nb::gil_scoped_release free;
-             channel.close(info, ticket, keep_slot);
-           }, nb::arg("keep_slot"));
+      .def(
+          "send",
+          [](std::shared_ptr<Channel> channel, u32 dtype, u64 count, u32 to, u64 src,
+             std::shared_ptr<Stream> later) {
+            const CallInfo info = info_of(*channel, static_cast<u32>(Kind::send), dtype, count, 0,
+                                          static_cast<i32>(to));
+            return now_or_later(later, [channel, info, to, src] {
+              channel->send(info, to, reinterpret_cast<const void*>(src));
+            });
+          },
+          nb::arg("dtype"), nb::arg("count"), nb::arg("to"), nb::arg("src"),
+          nb::arg("later").none())
+      .def(
+          "recv",
+          [](std::shared_ptr<Channel> channel, u32 dtype, u64 count, u32 from, u64 dst,
+             std::shared_ptr<Stream> later) {
+            const CallInfo info = info_of(*channel, static_cast<u32>(Kind::recv), dtype, count, 0,
+                                          static_cast<i32>(from));
+            return now_or_later(later, [channel, info, from, dst] {
+              channel->recv(info, from, reinterpret_cast<void*>(dst));
+            });
+          },
+          nb::arg("dtype"), nb::arg("count"), nb::arg("from"), nb::arg("dst"),
+          nb::arg("later").none())
+      .def(
+          "close",
+          [](Channel& channel, bool keep_slot) {
+            const CallInfo info = info_of(channel, static_cast<u32>(Kind::close),
+                                          static_cast<u32>(DType::u8), 0, 0, -1);
+            const u64 ticket = channel.take_ticket();
+            PythonCall python;
+            nb::gil_scoped_release free;
+            channel.close(info, ticket, keep_slot);
+          },
+          nb::arg("keep_slot"));
 }
 
 }  // namespace bireme

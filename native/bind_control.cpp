@@ -11,8 +11,8 @@ std::shared_ptr<Control> make_control(int fd, u32 rank, u32 size, std::vector<in
                                       int spin) {
   std::vector<Peer> peers;
   for (u32 r = 0; r < size; ++r) peers.push_back({pidfds[r], pids[r]});
-  auto control = std::make_shared<Control>(fd, rank, size, std::move(peers),
-                                           Limits{timeout_s, warn_s, spin});
+  auto control =
+      std::make_shared<Control>(fd, rank, size, std::move(peers), Limits{timeout_s, warn_s, spin});
   control->interrupted = python_signal_raised;
   return control;
 }
@@ -22,7 +22,8 @@ void note_exit(int fd, u32 rank, u32 kind, u32 value) {
   Mapping map(fd, 0, control_bytes(0));
   const u32 size = reinterpret_cast<Header*>(map.data())->size;
   if (reinterpret_cast<Header*>(map.data())->magic != kMagic || rank >= size)
-    throw Failure(Code::usage, "not the control segment of a world with rank " + std::to_string(rank));
+    throw Failure(Code::usage,
+                  "not the control segment of a world with rank " + std::to_string(rank));
   Mapping whole(fd, 0, control_bytes(size));
   auto* blocks = reinterpret_cast<RankBlock*>(whole.data() + control_bytes(0));
   blocks[rank].fate.store(u64{kind} << 32 | value, std::memory_order_release);
@@ -43,12 +44,18 @@ void bind_control(nb::module_& m) {
            nb::arg("pidfds"), nb::arg("pids"), nb::arg("timeout_s"), nb::arg("warn_s"),
            nb::arg("spin"))
       .def("check", &Control::check)
-      .def("abort", [](Control& c, u32 code, const std::string& text) {
-             c.abort(static_cast<Code>(code), text);
-           }, nb::arg("code"), nb::arg("text"))
-      .def("set_state", [](Control& c, u32 state, const std::string& note) {
-             c.set_state(static_cast<RankState>(state), note);
-           }, nb::arg("state"), nb::arg("note") = "")
+      .def(
+          "abort",
+          [](Control& c, u32 code, const std::string& text) {
+            c.abort(static_cast<Code>(code), text);
+          },
+          nb::arg("code"), nb::arg("text"))
+      .def(
+          "set_state",
+          [](Control& c, u32 state, const std::string& note) {
+            c.set_state(static_cast<RankState>(state), note);
+          },
+          nb::arg("state"), nb::arg("note") = "")
       .def("stop", &Control::stop)
       .def("forked", &Control::forked)
       .def("forget", [](Control&) { forget_call_sites(); })

@@ -7,12 +7,18 @@ namespace {
 
 const char* class_of(Code code) {
   switch (code) {
-    case Code::usage: return "UsageError";
-    case Code::mismatch: return "MismatchError";
-    case Code::peer_lost: return "PeerLost";
-    case Code::timeout: return "Timeout";
-    case Code::aborted: return "Aborted";
-    default: return "EngineError";
+    case Code::usage:
+      return "UsageError";
+    case Code::mismatch:
+      return "MismatchError";
+    case Code::peer_lost:
+      return "PeerLost";
+    case Code::timeout:
+      return "Timeout";
+    case Code::aborted:
+      return "Aborted";
+    default:
+      return "EngineError";
   }
 }
 

@@ -49,8 +49,9 @@ nb::list totals_of(Control& control) {
 }  // namespace
 
 void bind_record(nb::module_& m) {
-  m.def("intern", [](Control& c, const std::string& text) { return c.recorder().intern(text); },
-        nb::arg("control"), nb::arg("text"));
+  m.def(
+      "intern", [](Control& c, const std::string& text) { return c.recorder().intern(text); },
+      nb::arg("control"), nb::arg("text"));
   m.def("calls", &calls_of, nb::arg("control"), nb::arg("rank"), nb::arg("last"));
   m.def("totals", &totals_of, nb::arg("control"));
 }

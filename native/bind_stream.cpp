@@ -5,11 +5,14 @@ namespace bireme {
 
 void bind_stream(nb::module_& m) {
   nb::class_<Work>(m, "Work")
-      .def("wait", [](Work& work, double timeout_s) {
-             PythonCall python;
-             nb::gil_scoped_release free;
-             return work.wait(timeout_s);
-           }, nb::arg("timeout_s"))
+      .def(
+          "wait",
+          [](Work& work, double timeout_s) {
+            PythonCall python;
+            nb::gil_scoped_release free;
+            return work.wait(timeout_s);
+          },
+          nb::arg("timeout_s"))
       .def("done", &Work::done)
       .def("failed", [](Work& work) { return work.error() != nullptr; });
   nb::class_<Stream>(m, "Stream")

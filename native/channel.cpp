@@ -13,23 +13,32 @@ namespace {
 
 // What each kind of collective does, as the three questions a data path asks.
 struct Shape {
-  bool blocks;          // the source holds a block for each rank (else one whole part)
-  bool all_publish;     // every rank's source is read (else only the root's)
-  bool all_consume;     // every rank gets a result (else only the root)
+  bool blocks;       // the source holds a block for each rank (else one whole part)
+  bool all_publish;  // every rank's source is read (else only the root's)
+  bool all_consume;  // every rank gets a result (else only the root)
   enum { fold, concat, copy } how;
 };
 
 Shape shape_of(Kind kind) {
   switch (kind) {
-    case Kind::all_reduce: return {false, true, true, Shape::fold};
-    case Kind::reduce: return {false, true, false, Shape::fold};
-    case Kind::broadcast: return {false, false, true, Shape::copy};
-    case Kind::all_gather: return {false, true, true, Shape::concat};
-    case Kind::gather: return {false, true, false, Shape::concat};
-    case Kind::reduce_scatter: return {true, true, true, Shape::fold};
-    case Kind::scatter: return {true, false, true, Shape::copy};
-    case Kind::all_to_all: return {true, true, true, Shape::concat};
-    default: return {false, false, false, Shape::copy};
+    case Kind::all_reduce:
+      return {false, true, true, Shape::fold};
+    case Kind::reduce:
+      return {false, true, false, Shape::fold};
+    case Kind::broadcast:
+      return {false, false, true, Shape::copy};
+    case Kind::all_gather:
+      return {false, true, true, Shape::concat};
+    case Kind::gather:
+      return {false, true, false, Shape::concat};
+    case Kind::reduce_scatter:
+      return {true, true, true, Shape::fold};
+    case Kind::scatter:
+      return {true, false, true, Shape::copy};
+    case Kind::all_to_all:
+      return {true, true, true, Shape::concat};
+    default:
+      return {false, false, false, Shape::copy};
   }
 }
 
@@ -195,8 +204,8 @@ std::string Channel::described(u32 i) const {
 void Channel::fail_refused(u32 who) {
   const Announcement& a = member(who).said[step_ & 1];
   throw Failure(Code::mismatch, "rank " + std::to_string(members_[who]) + " refused " +
-                                    described(who) + ": " + a.text +
-                                    "; this rank called " + described(index_) +
+                                    described(who) + ": " + a.text + "; this rank called " +
+                                    described(index_) +
                                     "; no data moved and the world stays usable");
 }
 
@@ -212,6 +221,7 @@ void Channel::fail_mismatch() {
 // Decided from what all members have published, so all decide alike.
 Path Channel::choose(const Exchange& x) const {
   if (x.count == 0 || x.call.info.kind >= Kind::barrier) return Path::none;
+  if (size() == 1) return Path::direct;
   if (x.source <= kInlineBytes) return Path::inline_;
   bool sources = true, targets = true, no_targets = true;
   for (u32 i = 0; i < size(); ++i) {
@@ -234,15 +244,21 @@ void Channel::move(Exchange& x, Recorder::Call& record) {
   const Path path = choose(x);
   record.path(static_cast<u32>(path));
   switch (path) {
-    case Path::none: return;
+    case Path::none:
+      return;
     case Path::inline_:
       for (u32 i = 0; i < size(); ++i)
         x.pointers[i] = member(i).said[step_ & 1].data + (x.shape.blocks ? index_ * x.part : 0);
       if (x.consumes(index_)) x.consume(0, x.count, size());
       return;
-    case Path::staged: return staged(x, record);
-    case Path::direct: direct(x); break;
-    case Path::sliced: sliced(x); break;
+    case Path::staged:
+      return staged(x, record);
+    case Path::direct:
+      direct(x);
+      break;
+    case Path::sliced:
+      sliced(x);
+      break;
   }
   publish_step();  // nobody may touch the buffers before all have finished
   wait_step(step_, record);
@@ -277,7 +293,8 @@ void Channel::direct(Exchange& x) {
   for (u32 i = 0; i < size(); ++i) {
     if (!x.publishes(i)) continue;
     const u64 offset = member(i).said[step_ & 1].src_offset;
-    x.pointers[i] = heap_->at(members_[i], offset) + (x.shape.blocks ? index_ * x.part : 0);
+    const u8* from = i == index_ ? plus(x.call.src, 0) : heap_->at(members_[i], offset);
+    x.pointers[i] = from + (x.shape.blocks ? index_ * x.part : 0);
   }
   x.consume(0, x.count, size());
 }
@@ -292,8 +309,7 @@ void Channel::sliced(Exchange& x) {
   for (u32 i = 0; i < size(); ++i) {
     const Announcement& a = member(i).said[step_ & 1];
     x.pointers[i] = heap_->at(members_[i], a.src_offset) + begin * x.item;
-    if (x.consumes(i))
-      targets.push_back(heap_->at(members_[i], a.dst_offset) + begin * x.item);
+    if (x.consumes(i)) targets.push_back(heap_->at(members_[i], a.dst_offset) + begin * x.item);
   }
   x.fold(targets.data(), static_cast<u32>(targets.size()), x.pointers.data(), size(), end - begin);
 }

@@ -21,9 +21,9 @@ namespace bireme {
 class Heap;
 
 struct Collective {
-  CallInfo info;   // count is per block: elements of one rank's part
-  u64 extra = 0;   // further numbers that must agree
-  i32 root = -1;   // index in the group
+  CallInfo info;  // count is per block: elements of one rank's part
+  u64 extra = 0;  // further numbers that must agree
+  i32 root = -1;  // index in the group
   const void* src = nullptr;
   void* dst = nullptr;
   std::string refused;  // not empty: this member's arguments were wrong

@@ -18,11 +18,11 @@ namespace bireme {
 namespace {
 
 constexpr u64 kMs = 1'000'000;
-constexpr u64 kSleepNs = 1 * kMs;       // longest sleep: a lost wake-up costs no more
-constexpr u64 kPeerCheckNs = 5 * kMs;   // between looks at the peers' pidfds
-constexpr u64 kSignalNs = 100 * kMs;    // between looks for Python signals
-constexpr u64 kLazyNs = 10 * kMs;       // after which a blocked collective lets lazy puts land
-constexpr u64 kFateNs = 200 * kMs;      // how long to wait for the launcher's word on a dead rank
+constexpr u64 kSleepNs = 1 * kMs;      // longest sleep: a lost wake-up costs no more
+constexpr u64 kPeerCheckNs = 5 * kMs;  // between looks at the peers' pidfds
+constexpr u64 kSignalNs = 100 * kMs;   // between looks for Python signals
+constexpr u64 kLazyNs = 10 * kMs;      // after which a blocked collective lets lazy puts land
+constexpr u64 kFateNs = 200 * kMs;     // how long to wait for the launcher's word on a dead rank
 
 long futex(std::atomic<u32>* word, int op, u32 value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<u32*>(word), op, value, timeout, nullptr, 0);
@@ -58,6 +58,7 @@ Control::Control(int fd, u32 rank, u32 size, std::vector<Peer> peers, Limits lim
     header_->magic = kMagic;
     header_->version = kLayoutVersion;
     header_->size = size;
+    header_->groups[0].fetch_or(1);  // slot 0 is the world's own
   }
   blocks_[rank].pid = static_cast<u32>(getpid());
   set_state(RankState::running);
@@ -159,13 +160,15 @@ std::string Control::fate_of(u32 rank) const {
   const auto state = static_cast<RankState>(b.state.load(std::memory_order_acquire));
   if (state == RankState::failed) return std::string("failed: ") + b.note;
   u64 fate = 0;  // the launcher, where there is one, writes it when it has reaped the rank
-  for (const u64 until = now_ns() + kFateNs; (fate = b.fate.load(std::memory_order_acquire)) == 0;) {
+  for (const u64 until = now_ns() + kFateNs;
+       (fate = b.fate.load(std::memory_order_acquire)) == 0;) {
     if (now_ns() > until) break;
     usleep(1000);
   }
   const u32 value = static_cast<u32>(fate);
   if (fate >> 32 == 2)
-    return "was killed by signal " + std::to_string(value) + " (" + strsignal(static_cast<int>(value)) + ")";
+    return "was killed by signal " + std::to_string(value) + " (" +
+           strsignal(static_cast<int>(value)) + ")";
   const std::string code = fate >> 32 == 1 ? " with exit code " + std::to_string(value) : "";
   if (state == RankState::finished) return "finished" + code + " without closing its world";
   return "ended" + (code.empty() ? std::string(" abruptly") : code);
@@ -175,11 +178,16 @@ std::string Control::where_is(u32 rank) const {
   const RankBlock& b = blocks_[rank];
   std::string text = "rank " + std::to_string(rank) + ": ";
   switch (static_cast<RankState>(b.state.load(std::memory_order_acquire))) {
-    case RankState::joining: return text + "has not joined";
-    case RankState::closed: return text + "closed its world";
-    case RankState::finished: return text + "finished";
-    case RankState::failed: return text + "failed: " + b.note;
-    case RankState::running: break;
+    case RankState::joining:
+      return text + "has not joined";
+    case RankState::closed:
+      return text + "closed its world";
+    case RankState::finished:
+      return text + "finished";
+    case RankState::failed:
+      return text + "failed: " + b.note;
+    case RankState::running:
+      break;
   }
   const u64 calls = b.calls.load(std::memory_order_acquire);
   Entry e;
@@ -197,8 +205,8 @@ std::string Control::where_all_are() const {
 
 void Control::time_out(const Wait& what) {
   char head[160];
-  std::snprintf(head, sizeof head, "rank %u: %s did not finish within %.3g s (BIREME_TIMEOUT_S)", rank_,
-                name(what.call->info().kind), limits_.timeout_s);
+  std::snprintf(head, sizeof head, "rank %u: %s did not finish within %.3g s (BIREME_TIMEOUT_S)",
+                rank_, name(what.call->info().kind), limits_.timeout_s);
   const std::string text = head + std::string("; where the ranks are:") + where_all_are();
   if (what.breaks) abort(Code::timeout, text);
   throw Failure(Code::timeout, text);

@@ -42,25 +42,34 @@ u64 apply_atomic(u8* at, Atomic op, u64 value_bits, u64 condition_bits) {
   const auto w = word<T>(at);
   const T value = from_bits<T>(value_bits);
   switch (op) {
-    case Atomic::fetch: return to_bits(w.load(std::memory_order_acquire));
-    case Atomic::set: [[fallthrough]];
-    case Atomic::swap: return to_bits(w.exchange(value, std::memory_order_acq_rel));
-    default: break;
+    case Atomic::fetch:
+      return to_bits(w.load(std::memory_order_acquire));
+    case Atomic::set:
+      [[fallthrough]];
+    case Atomic::swap:
+      return to_bits(w.exchange(value, std::memory_order_acq_rel));
+    default:
+      break;
   }
   if constexpr (std::is_floating_point_v<T>) {
     if (op == Atomic::add) return to_bits(add_float(w, value));
   } else {
     switch (op) {
-      case Atomic::add: return to_bits(w.fetch_add(value, std::memory_order_acq_rel));
-      case Atomic::band: return to_bits(w.fetch_and(value, std::memory_order_acq_rel));
-      case Atomic::bor: return to_bits(w.fetch_or(value, std::memory_order_acq_rel));
-      case Atomic::bxor: return to_bits(w.fetch_xor(value, std::memory_order_acq_rel));
+      case Atomic::add:
+        return to_bits(w.fetch_add(value, std::memory_order_acq_rel));
+      case Atomic::band:
+        return to_bits(w.fetch_and(value, std::memory_order_acq_rel));
+      case Atomic::bor:
+        return to_bits(w.fetch_or(value, std::memory_order_acq_rel));
+      case Atomic::bxor:
+        return to_bits(w.fetch_xor(value, std::memory_order_acq_rel));
       case Atomic::compare_swap: {
         T expected = from_bits<T>(condition_bits);
         w.compare_exchange_strong(expected, value, std::memory_order_acq_rel);
         return to_bits(expected);
       }
-      default: break;
+      default:
+        break;
     }
   }
   throw Failure(Code::engine, "this atomic does not exist for this dtype");
@@ -70,12 +79,18 @@ u64 apply_atomic(u8* at, Atomic op, u64 value_bits, u64 condition_bits) {
 
 bool holds(u64 found, Compare compare, u64 value) {
   switch (compare) {
-    case Compare::eq: return found == value;
-    case Compare::ne: return found != value;
-    case Compare::gt: return found > value;
-    case Compare::ge: return found >= value;
-    case Compare::lt: return found < value;
-    case Compare::le: return found <= value;
+    case Compare::eq:
+      return found == value;
+    case Compare::ne:
+      return found != value;
+    case Compare::gt:
+      return found > value;
+    case Compare::ge:
+      return found >= value;
+    case Compare::lt:
+      return found < value;
+    case Compare::le:
+      return found <= value;
   }
   return false;
 }
@@ -185,13 +200,26 @@ u64 Heap::atomic(CallInfo info, u64 offset, u32 peer, Atomic op, u64 value, u64 
   u8* where = at(peer, offset);
   u64 old = 0;
   switch (info.dtype) {
-    case DType::i32: old = apply_atomic<i32>(where, op, value, condition); break;
-    case DType::i64: old = apply_atomic<i64>(where, op, value, condition); break;
-    case DType::u32: old = apply_atomic<u32>(where, op, value, condition); break;
-    case DType::u64: old = apply_atomic<u64>(where, op, value, condition); break;
-    case DType::f32: old = apply_atomic<float>(where, op, value, condition); break;
-    case DType::f64: old = apply_atomic<double>(where, op, value, condition); break;
-    default: throw Failure(Code::engine, std::string("no atomics on ") + name(info.dtype));
+    case DType::i32:
+      old = apply_atomic<i32>(where, op, value, condition);
+      break;
+    case DType::i64:
+      old = apply_atomic<i64>(where, op, value, condition);
+      break;
+    case DType::u32:
+      old = apply_atomic<u32>(where, op, value, condition);
+      break;
+    case DType::u64:
+      old = apply_atomic<u64>(where, op, value, condition);
+      break;
+    case DType::f32:
+      old = apply_atomic<float>(where, op, value, condition);
+      break;
+    case DType::f64:
+      old = apply_atomic<double>(where, op, value, condition);
+      break;
+    default:
+      throw Failure(Code::engine, std::string("no atomics on ") + name(info.dtype));
   }
   control_->ring(peer);
   record.finish();

@@ -55,9 +55,9 @@ class Heap {
     u32 peer;
     u64 offset;
     u64 bytes;
-    const void* src;      // read when it lands (nbi)
-    std::vector<u8> copy; // or the data itself (blocking)
-    void* get_into;       // a get_nbi
+    const void* src;       // read when it lands (nbi)
+    std::vector<u8> copy;  // or the data itself (blocking)
+    void* get_into;        // a get_nbi
     bool fence;
   };
   void land(Pending& op);

@@ -69,7 +69,8 @@ struct Prod {
   static A apply(A a, A b) {
     if constexpr (std::is_same_v<A, bool>)
       return a && b;
-    else if constexpr (std::is_integral_v<A>)  // through 64 bits: 16-bit factors must not overflow int
+    else if constexpr (std::is_integral_v<A>)  // through 64 bits: 16-bit factors must not overflow
+                                               // int
       return static_cast<A>(static_cast<u64>(a) * static_cast<u64>(b));
     else
       return a * b;
@@ -120,14 +121,19 @@ using Fold = void (*)(void* const*, u32, const void* const*, u32, u64);
 template <class T>
 Fold pick(Reduction reduction) {
   switch (reduction) {
-    case Reduction::sum: return fold<T, Sum, false>;
-    case Reduction::prod: return fold<T, Prod, false>;
-    case Reduction::min: return fold<T, Min, false>;
-    case Reduction::max: return fold<T, Max, false>;
+    case Reduction::sum:
+      return fold<T, Sum, false>;
+    case Reduction::prod:
+      return fold<T, Prod, false>;
+    case Reduction::min:
+      return fold<T, Min, false>;
+    case Reduction::max:
+      return fold<T, Max, false>;
     case Reduction::avg:
       if constexpr (std::is_floating_point_v<typename Traits<T>::Acc>) return fold<T, Sum, true>;
       return nullptr;
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 
@@ -135,20 +141,34 @@ Fold pick(Reduction reduction) {
 
 Fold pick_fold(DType dtype, Reduction reduction) {
   switch (dtype) {
-    case DType::b1: return pick<Bool>(reduction);
-    case DType::i8: return pick<std::int8_t>(reduction);
-    case DType::i16: return pick<std::int16_t>(reduction);
-    case DType::i32: return pick<std::int32_t>(reduction);
-    case DType::i64: return pick<std::int64_t>(reduction);
-    case DType::u8: return pick<std::uint8_t>(reduction);
-    case DType::u16: return pick<std::uint16_t>(reduction);
-    case DType::u32: return pick<std::uint32_t>(reduction);
-    case DType::u64: return pick<std::uint64_t>(reduction);
-    case DType::f16: return pick<F16>(reduction);
-    case DType::bf16: return pick<BF16>(reduction);
-    case DType::f32: return pick<float>(reduction);
-    case DType::f64: return pick<double>(reduction);
-    default: return nullptr;
+    case DType::b1:
+      return pick<Bool>(reduction);
+    case DType::i8:
+      return pick<std::int8_t>(reduction);
+    case DType::i16:
+      return pick<std::int16_t>(reduction);
+    case DType::i32:
+      return pick<std::int32_t>(reduction);
+    case DType::i64:
+      return pick<std::int64_t>(reduction);
+    case DType::u8:
+      return pick<std::uint8_t>(reduction);
+    case DType::u16:
+      return pick<std::uint16_t>(reduction);
+    case DType::u32:
+      return pick<std::uint32_t>(reduction);
+    case DType::u64:
+      return pick<std::uint64_t>(reduction);
+    case DType::f16:
+      return pick<F16>(reduction);
+    case DType::bf16:
+      return pick<BF16>(reduction);
+    case DType::f32:
+      return pick<float>(reduction);
+    case DType::f64:
+      return pick<double>(reduction);
+    default:
+      return nullptr;
   }
 }
 

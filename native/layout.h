@@ -106,7 +106,7 @@ struct alignas(kPage) RankBlock {
   alignas(64) std::atomic<u32> state;
   std::atomic<u64> fate;  // (kind << 32 | value) written by the launcher: 1 exit code, 2 signal
   u32 pid;
-  char note[1024];  // the exception that ended it
+  char note[1024];                     // the exception that ended it
   alignas(64) std::atomic<u64> calls;  // entries begun
   std::atomic<u32> string_bytes;
   Entry ring[kRingEntries];

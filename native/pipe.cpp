@@ -47,8 +47,7 @@ void Channel::recv(const CallInfo& info, u32 from, void* dst) {
   u64 at = 0;
   do {
     const u64 slot_number = p.consumed.load(std::memory_order_relaxed);
-    control_->wait(what,
-                   [&] { return p.produced.load(std::memory_order_acquire) > slot_number; });
+    control_->wait(what, [&] { return p.produced.load(std::memory_order_acquire) > slot_number; });
     const PipeSlot& slot = p.slot[slot_number % kPipeSlots];
     if (slot.dtype != static_cast<u32>(info.dtype) || slot.count != info.count ||
         slot.first != (at == 0))

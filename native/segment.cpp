@@ -19,8 +19,8 @@ int create_segment(const char* name, u64 bytes) {
       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
     const int error = errno;
     close(fd);
-    throw Failure(Code::engine, "shared segment of " + std::to_string(bytes) +
-                                    " bytes: " + std::strerror(error));
+    throw Failure(Code::engine,
+                  "shared segment of " + std::to_string(bytes) + " bytes: " + std::strerror(error));
   }
   return fd;
 }

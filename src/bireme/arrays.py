@@ -122,7 +122,7 @@ def read(x: Any, what: str = "array") -> Buffer:
     """Return where a source array lies.
 
     Args:
-        x: A NumPy array, torch CPU tensor, symmetric array or another DLPack CPU array, C-contiguous.
+        x: A NumPy array, torch CPU tensor, symmetric array or DLPack CPU array, C-contiguous.
         what: The argument's name, for error texts.
 
     Raises:
@@ -232,9 +232,8 @@ def torch_view(x: np.ndarray[Any, Any]) -> Any:
 
 def overlap(a: Buffer, b: Buffer) -> bool:
     """Return whether two buffers share bytes."""
-    return bool(
-        a.count and b.count and a.pointer < b.pointer + b.nbytes and b.pointer < a.pointer + a.nbytes
-    )
+    apart = a.pointer + a.nbytes <= b.pointer or b.pointer + b.nbytes <= a.pointer
+    return bool(a.count and b.count and not apart)
 
 
 def count_of(shape: Sequence[int]) -> int:

@@ -118,9 +118,7 @@ class Collectives:
             src, dst = self._in_out(x, out)
         else:
             src, dst = arrays.read(x, "x"), None
-        return self._run(
-            "reduce", src, dst, src.count, _reduction(op, src), root, async_op, stream
-        )
+        return self._run("reduce", src, dst, src.count, _reduction(op, src), root, async_op, stream)
 
     @published
     def reduce_scatter(
@@ -137,7 +135,7 @@ class Collectives:
         Args:
             x: Array of shape (size * n, …): dim 0 is split into equal blocks.
             op: As in ``all_reduce``.
-            out: Array of shape (n, …); ``None`` makes one. It may be this rank's own block of ``x``.
+            out: Array of shape (n, …); ``None`` makes one. May be the own block of ``x``.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
@@ -159,7 +157,7 @@ class Collectives:
         """Give every rank what ``x`` holds on ``root`` (ncclBroadcast).
 
         Args:
-            x: Array of the same shape and dtype everywhere; read on ``root``, overwritten elsewhere.
+            x: Array, the same shape and dtype everywhere; overwritten on ranks other than root.
             root: The rank whose data all get.
             async_op, stream: As in ``all_reduce``.
 
@@ -178,7 +176,7 @@ class Collectives:
 
         Args:
             x: Array of shape (n, …), the same everywhere; a 0-d array counts as shape (1,).
-            out: Array of shape (size * n, …); ``None`` makes one. ``x`` may be its block of this rank.
+            out: Array of shape (size * n, …); ``None`` makes one. ``x`` may be its own block.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
@@ -234,7 +232,7 @@ class Collectives:
         Args:
             x: Array of shape (size * n, …) on ``root``; not looked at elsewhere.
             root: The rank whose array is split.
-            out: Array of shape (n, …); ``None`` makes one, of root's dtype. Needed with ``async_op``.
+            out: Array of shape (n, …); ``None`` makes one; needed with ``async_op``.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
@@ -246,11 +244,9 @@ class Collectives:
             self._block_shape(src, "x")
         if async_op and out is None:
             raise ValueError("scatter: expected out= with async_op=True, found none")
-        like = arrays.write(out, "out") if out is not None else src
-        if not async_op:
-            like = self._told_by_root(src, root, like)
-        shape = like.shape if like is not src else self._block_shape(like, "x")
-        out, dst = _target(out, shape, like)
+        given = arrays.write(out, "out") if out is not None else None
+        block = given if async_op and given else self._told_by_root(src, root, given)
+        out, dst = _target(out, block.shape, block)
         if src is not None:
             self._allow_overlap(src, dst, self.rank * dst.nbytes)
         return self._run("scatter", src, dst, dst.count, 0, root, async_op, stream)
@@ -278,7 +274,7 @@ class Collectives:
     # ---- two ranks --------------------------------------------------------------------------
 
     def send(self, x: Any, peer: int, *, async_op: bool = False, stream: Any = None) -> Any:
-        """Send ``x`` to ``peer``, which must call ``recv`` with the same dtype and count (ncclSend).
+        """Send ``x`` to ``peer``, which calls ``recv`` with the same dtype and count (ncclSend).
 
         Messages between two ranks arrive in order. ``x`` may be reused when the call returns.
 

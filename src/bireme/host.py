@@ -109,7 +109,7 @@ def init(
 
     Args:
         engine: ``"shm"``, or ``"null"`` for one rank without others.
-        heap_bytes: Size of each rank's symmetric heap, as a number or ``"256M"``; equal on all ranks.
+        heap_bytes: Size of each rank's symmetric heap, a number or ``"256M"``; equal on all.
         timeout_s: Deadline of every wait, in seconds.
         warn_s: After how many seconds a wait prints a warning.
         delivery: ``"eager"``, or ``"lazy"`` to test that a program synchronises enough.
@@ -241,9 +241,7 @@ def _after_fork() -> None:
             world.host.control.forked()
 
 
-def _failing(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _failing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Tell the other ranks why this one ends, then do what Python would do."""
     for world in list(_worlds):
         if not world.closed and world.host.control is not None:

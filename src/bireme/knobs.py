@@ -36,16 +36,50 @@ class Knob:
 
 KNOBS: tuple[Knob, ...] = (
     Knob("BIREME_ENGINE", str, "shm", "The host engine of the world.", ("shm", "null")),
-    Knob("BIREME_HEAP_BYTES", bytes, "256M", "Size of each rank's symmetric heap; memory is taken only when used."),
+    Knob(
+        "BIREME_HEAP_BYTES",
+        bytes,
+        "256M",
+        "Size of each rank's symmetric heap; memory is taken only when used.",
+    ),
     Knob("BIREME_TIMEOUT_S", float, 1800.0, "Deadline of every wait, in seconds."),
-    Knob("BIREME_WARN_S", float, 60.0, "A wait longer than this prints a warning that names the missing rank."),
-    Knob("BIREME_DELIVERY", str, "eager", "When puts land: at once, or as late as the rules allow.", ("eager", "lazy")),
-    Knob("BIREME_SPIN", int, -1, "Polls of a wait before it yields; -1 chooses by ranks and cores."),
-    Knob("BIREME_LOG", str, "warning", "What is printed to stderr; info shows decisions.", ("error", "warning", "info", "debug")),
+    Knob(
+        "BIREME_WARN_S",
+        float,
+        60.0,
+        "A wait longer than this prints a warning that names the missing rank.",
+    ),
+    Knob(
+        "BIREME_DELIVERY",
+        str,
+        "eager",
+        "When puts land: at once, or as late as the rules allow.",
+        ("eager", "lazy"),
+    ),
+    Knob(
+        "BIREME_SPIN", int, -1, "Polls of a wait before it yields; -1 chooses by ranks and cores."
+    ),
+    Knob(
+        "BIREME_LOG",
+        str,
+        "warning",
+        "What is printed to stderr; info shows decisions.",
+        ("error", "warning", "info", "debug"),
+    ),
     Knob("BIREME_RANK", int, -1, "Set by `bireme run`: this process's rank."),
     Knob("BIREME_SIZE", int, -1, "Set by `bireme run`: number of ranks."),
-    Knob("BIREME_BOOTSTRAP_FD", int, -1, "Set by `bireme run`: the inherited socket on which the ranks find each other."),
-    Knob("BIREME_RUN_DIR", str, "", "Folder for the bootstrap socket under torchrun; default XDG_RUNTIME_DIR, then the temporary folder."),
+    Knob(
+        "BIREME_BOOTSTRAP_FD",
+        int,
+        -1,
+        "Set by `bireme run`: the inherited socket on which the ranks find each other.",
+    ),
+    Knob(
+        "BIREME_RUN_DIR",
+        str,
+        "",
+        "Folder of the bootstrap socket under torchrun; default XDG_RUNTIME_DIR, then /tmp.",
+    ),
 )
 
 # Variables of others that bireme reads or sets.
@@ -119,7 +153,7 @@ def foreign(name: str) -> str | None:
 
 @contextlib.contextmanager
 def override(**values: Any) -> Iterator[None]:
-    """Set knobs for a block: ``with override(BIREME_DELIVERY="lazy"): ...``."""
+    """Set knobs for a block of code, such as ``BIREME_DELIVERY="lazy"``."""
     for name in values:
         if name not in _BY_NAME:
             raise KeyError(f"{name} is not a knob; see docs/knobs.md")
@@ -152,6 +186,12 @@ def markdown() -> str:
         choices = f" One of {', '.join(f'`{c}`' for c in knob.choices)}." if knob.choices else ""
         default = f"`{knob.default}`" if knob.default != "" else ""
         lines.append(f"| `{knob.name}` | {kind} | {default} | {knob.doc}{choices} |")
-    lines += ["", "Variables of others that bireme reads or sets:", "", "| variable | meaning |", "|---|---|"]
+    lines += [
+        "",
+        "Variables of others that bireme reads or sets:",
+        "",
+        "| variable | meaning |",
+        "|---|---|",
+    ]
     lines += [f"| `{name}` | {doc} |" for name, doc in FOREIGN.items()]
     return "\n".join(lines) + "\n"

@@ -162,15 +162,18 @@ class SymmetricArray:
         """Return the part of the array that ``key`` selects: ints and slices, contiguous only."""
         keys = key if isinstance(key, tuple) else (key,)
         for k in keys:
-            if not (k is Ellipsis or isinstance(k, (int, np.integer, slice))) or isinstance(k, bool):
+            legal = k is Ellipsis or isinstance(k, (int, np.integer, slice))
+            if not legal or isinstance(k, bool):
                 raise TypeError(f"index: expected integers, slices or ..., found {k!r}")
         # A stand-in of the same shape that is never read tells the part's shape and offset.
         plan = np.lib.stride_tricks.as_strided(
             np.empty(1, np.uint8), self.shape, _byte_strides(self.shape), writeable=False
         )
-        part = plan[(*keys, Ellipsis)] if Ellipsis not in keys else plan[keys]
+        part = plan[keys if Ellipsis in keys else (*keys, Ellipsis)]
         if not part.flags.c_contiguous and part.size > 1:
-            raise ValueError(f"index {key!r}: expected a contiguous part, found strides in {self!r}")
+            raise ValueError(
+                f"index {key!r}: expected a contiguous part, found strides in {self!r}"
+            )
         start = part.__array_interface__["data"][0] - plan.__array_interface__["data"][0]
         offset = self._offset + (start * self.dtype.itemsize if part.size else 0)
         return SymmetricArray(self._block, offset, part.shape, self._dtype, torch=self._torch)
@@ -395,7 +398,9 @@ class Symmetric:
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float32", *, device: Any = None) -> SymmetricArray:
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any = "float32", *, device: Any = None
+    ) -> SymmetricArray:
         """Allocate a symmetric array; a collective of the group.
 
         Args:
@@ -409,7 +414,9 @@ class Symmetric:
         """
         return self._allocate(shape, dtype, device, None)
 
-    def zeros(self, shape: int | Sequence[int], dtype: Any = "float32", *, device: Any = None) -> SymmetricArray:
+    def zeros(
+        self, shape: int | Sequence[int], dtype: Any = "float32", *, device: Any = None
+    ) -> SymmetricArray:
         """As ``empty``, filled with zeros before any rank returns."""
         return self._allocate(shape, dtype, device, 0)
 

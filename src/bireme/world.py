@@ -121,8 +121,8 @@ class Group(Collectives):
             sizes = table[table[:, 0] == c, 2]
             if len(set(sizes.tolist())) > 1:
                 raise MismatchError(
-                    f"split: expected one heap_bytes for colour {c}, found {sizes.tolist()} on ranks "
-                    f"{np.flatnonzero(table[:, 0] == c).tolist()}"
+                    f"split: expected one heap_bytes for colour {c}, found {sizes.tolist()} "
+                    f"on ranks {np.flatnonzero(table[:, 0] == c).tolist()}"
                 )
         room = int(table[table[:, 0] >= 0, 2].max(initial=0))
         arena = Arena(*self.arena.allocate(room)) if room else Arena(0, 0)
@@ -185,7 +185,8 @@ class Group(Collectives):
 
 
 def _wish(color: int | None, key: int, heap_bytes: int) -> list[int]:
-    for name, value in (("color", 0 if color is None else color), ("key", key), ("heap_bytes", heap_bytes)):
+    words = {"color": 0 if color is None else color, "key": key, "heap_bytes": heap_bytes}
+    for name, value in words.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             raise TypeError(f"{name}: expected an integer, found {value!r}")
         if value < 0 and name != "key":
@@ -208,7 +209,9 @@ class World(Group):
         self._thread = threading.local()
         self._works: list[Work] = []
         self._sources: list[Any] = []
-        super().__init__(self, range(host.size), host.collective, Arena(0, host.one_sided.heap_bytes))
+        super().__init__(
+            self, range(host.size), host.collective, Arena(0, host.one_sided.heap_bytes)
+        )
 
     def __enter__(self) -> World:
         return self

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,6 +47,14 @@ def take_text(fd: int) -> bytes:
 
 def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def settles_at(count: int) -> bool:
+    """Whether so many descriptors are open, soon: a hub closes its own in its own thread."""
+    deadline = time.monotonic() + 5.0
+    while open_fds() != count and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return open_fds() == count
 
 
 def raw_hub(size: int, observer: Observer | None = None) -> tuple[Hub, list[socket.socket]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,10 +70,11 @@ def _from_launcher(numbers: Mapping[str, int]) -> Rendezvous:
 
 def _is_bootstrap_socket(fd: int) -> bool:
     try:
-        sock = socket.socket(fileno=os.dup(fd))
-    except OSError:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return False
+    except OSError:  # it is not open
         return False
-    with sock:
+    with socket.socket(fileno=os.dup(fd)) as sock:
         return sock.family == socket.AF_UNIX and sock.type == socket.SOCK_SEQPACKET
 
 
@@ -151,22 +153,23 @@ def _as_host(job: _Job, path: str, timeout_s: float) -> Rendezvous:
 def _as_guest(job: _Job, path: str, timeout_s: float) -> socket.socket:
     """Be another rank: find rank 0 and be let in."""
     deadline = time.monotonic() + timeout_s
-    while True:
-        sock = place.connect(path, deadline - time.monotonic())
-        if sock is None:
-            raise Timeout(
-                f"rank {job.rank} found no rank 0 in {path} within {timeout_s:g} s: see whether "
-                "rank 0 has called init, on this host and with the same variables"
-            )
+    while (sock := place.connect(path, deadline - time.monotonic())) is not None:
         try:
             _enter(job, sock, deadline)
             return sock
         except PeerLost:  # a hub that was just ending; ours may come yet
             sock.close()
             time.sleep(_RETRY_S)
+        except Timeout:
+            sock.close()
+            break
         except (BiremeError, OSError):
             sock.close()
             raise
+    raise Timeout(
+        f"rank {job.rank} found no rank 0 in {path} within {timeout_s:g} s: see whether rank 0 has "
+        "called init, on this host and with the same variables"
+    )
 
 
 def _enter(job: _Job, sock: socket.socket, deadline: float) -> None:

@@ -4,8 +4,8 @@ A world holds one pair per kind of memory: a collective and a one-sided engine f
 another pair for device memory where there are GPUs. The faces (``collectives``, ``symmetric``)
 check every argument before they call an engine once; an engine may trust what it is given.
 
-``lacks`` maps a feature to the reason why this engine has it not. The faces refuse a call that needs
-a lacking feature before anything moves. The features are::
+``lacks`` maps a feature to the reason why this engine has it not. The faces refuse a call that
+needs a lacking feature before anything moves. The features are::
 
     "send_recv"     two-sided messages          "split"         groups
     "bits"          the left fold in rank order  "async"         work on a stream
@@ -22,7 +22,7 @@ __all__ = ["CollectiveEngine", "OneSidedEngine"]
 
 
 class CollectiveEngine(Protocol):
-    """One group's way to move data by calls that all its ranks make alike (an NCCL communicator)."""
+    """One group's way to move data by calls that all its ranks make (an NCCL communicator)."""
 
     name: str
     lacks: Mapping[str, str]

@@ -30,6 +30,12 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+class _Owned(np.ndarray[Any, Any]):
+    """A view that keeps an object alive."""
+
+    owner: object = None
+
+
 class NullCollective:
     """Collectives in which all other ranks seem to do what this one does."""
 
@@ -103,9 +109,9 @@ class NullOneSided:
 
     def view(self, rank: int, offset: int, nbytes: int, owner: object) -> Any:
         """See ``OneSidedEngine.view``; the heap of a pretended rank looks like the own one."""
-        source = (ctypes.c_uint8 * nbytes).from_buffer(self._memory, offset)
-        source.owner = owner  # type: ignore[attr-defined]
-        return np.frombuffer(source, np.uint8)
+        view = self._memory[offset : offset + nbytes].view(_Owned)
+        view.owner = owner
+        return view
 
     def address(self, rank: int, offset: int) -> int | None:
         """See ``OneSidedEngine.address``."""
@@ -169,7 +175,9 @@ class NullOneSided:
             new = _COMBINE[op](old, value)
         if peer == self._rank:
             bits = 8 * kind.itemsize
-            word[0] = new if kind.kind == "f" else np.array(new % 2**bits, f"u{bits // 8}").view(kind)
+            word[0] = (
+                new if kind.kind == "f" else np.array(new % 2**bits, f"u{bits // 8}").view(kind)
+            )
         return old
 
     def signal(self, group: int, offset: int, peer: int, value: int, *, add: bool) -> None:

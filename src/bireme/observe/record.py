@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bireme import _core
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from bireme.world import World
 
 __all__ = ["Call", "Flow", "Record", "flow_table"]
 
@@ -71,6 +76,10 @@ class Flow:
     time_s: float
     wait_s: float
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as plain values, with ``gb_per_s``."""
+        return {**asdict(self), "ops": list(self.ops), "gb_per_s": self.gb_per_s}
+
     @property
     def gb_per_s(self) -> float:
         """Payload over time, in 10**9 bytes per second."""
@@ -105,15 +114,37 @@ class Record:
             parts.setdefault((label, face, _ENGINES[engine]), []).append((op, *numbers))
         return [_flow(*key, rows) for key, rows in sorted(parts.items())]
 
+    def flows_of_all(self, world: World) -> list[Flow]:
+        """Return the totals of all ranks together; a collective, every rank calls it.
+
+        Args:
+            world: The world whose record this is.
+
+        Returns:
+            By flow and face: calls, bytes and times summed over the ranks; the same on all.
+        """
+        mine = np.frombuffer(json.dumps([asdict(f) for f in self.flows()]).encode(), np.uint8)
+        sizes = world.all_gather(np.array([mine.size], np.int64))
+        padded = np.zeros(int(sizes.max()), np.uint8)
+        padded[: mine.size] = mine
+        texts = world.all_gather(padded).reshape(world.size, -1)
+        rows = [
+            r for text, n in zip(texts, sizes, strict=True) for r in json.loads(bytes(text[:n]))
+        ]
+        parts: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        for row in rows:
+            parts.setdefault((row["flow"], row["face"], row["engine"]), []).append(row)
+        return [_summed(*key, rows) for key, rows in sorted(parts.items())]
+
     @property
     def wait_s(self) -> float:
         """Time that this rank's calls have waited for other ranks since init."""
-        return sum(t[6] for t in self._totals()) * 1e-9
+        return 1e-9 * float(sum(t[6] for t in self._totals()))
 
     @property
     def time_s(self) -> float:
         """Time that this rank has spent inside calls since init."""
-        return sum(t[5] for t in self._totals()) * 1e-9
+        return 1e-9 * float(sum(t[5] for t in self._totals()))
 
     def _totals(self) -> list[Any]:
         return list(_core.totals(self._control)) if self._control is not None else []
@@ -136,6 +167,12 @@ def _flow(label: str, face: str, engine: str, rows: list[Any]) -> Flow:
         sum(row[1] for row in data), sum(row[2] for row in data),
         sum(row[3] for row in data) * 1e-9, sum(row[4] for row in rows) * 1e-9,
     )  # fmt: skip
+
+
+def _summed(label: str, face: str, engine: str, rows: list[dict[str, Any]]) -> Flow:
+    ops = dict.fromkeys(op for row in rows for op in row["ops"])
+    names = ("calls", "bytes", "time_s", "wait_s")
+    return Flow(label, face, engine, tuple(ops), *(sum(r[n] for r in rows) for n in names))
 
 
 def flow_table(flows: Sequence[Flow], title: str = "flows") -> Table:

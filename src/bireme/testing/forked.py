@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bireme import knobs
-from bireme.errors import UsageError
+from bireme.errors import Aborted, PeerLost, UsageError
 from bireme.testing.processes import Log, dump_stacks, how_it_ended
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankFailure", "run"]
 
-_VALUE, _TYPE_ERROR, _FAILURE = b"v", b"t", b"f"
+_VALUE, _TYPE_ERROR, _FAILURE, _ECHO = b"v", b"t", b"f", b"e"  # an echo of another's failure
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 5.0  # for the other ranks once one has failed
 
@@ -175,12 +175,9 @@ def _answer(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
     try:
         with bireme.init() as world:
-            try:
-                value = fn(world, *args)
-                world.barrier()
-            except BaseException as error:
-                world.abort(f"{type(error).__name__}: {error}")
-                raise
+            value = fn(world, *args)
+    except (Aborted, PeerLost):
+        return _ECHO + traceback.format_exc().encode(errors="replace")
     except BaseException:  # noqa: BLE001 - also SystemExit: the caller hears of every end
         return _FAILURE + traceback.format_exc().encode(errors="replace")
     try:
@@ -212,23 +209,31 @@ def _values(children: list[_Child], late: list[_Child], timeout_s: float) -> lis
     from bireme.testing import codec
 
     stacks = dump_stacks({child.pid: child.log for child in late})
-    failures, refused = [], []
+    failures, echoes, refused = [], [], []
     for child in children:
-        text = child.data[1:].decode(errors="replace") if child.failed() else ""
+        kind, text = child.data[:1], child.data[1:].decode(errors="replace")
         if child in late:
             text = f"no value within {timeout_s:g} s\n{stacks[child.pid]}"
-        elif not child.data and child.code is not None:
+        elif not kind and child.code is not None:
             text = f"the process {how_it_ended(child.code)}"
-        if child.data[:1] == _TYPE_ERROR:
+        if kind == _TYPE_ERROR:
             refused.append(f"rank {child.rank}: {text}")
-        elif text:
-            failures.append(f"rank {child.rank}:\n{text}")
-    if failures:
-        raise RankFailure("\n\n".join(["the function failed", *failures]))
+        elif kind != _VALUE:
+            found = echoes if kind == _ECHO else failures
+            found.append(f"rank {child.rank}:\n{text}")
+    if failures or echoes:
+        raise RankFailure("\n\n".join(["the function failed", *failures, *echoes]))
     if refused:
         raise TypeError("\n".join(refused))
     return [codec.decode(bytes(child.data[1:])) for child in children]
 
 
 def _refuse_open_world() -> None:
-    raise UsageError("x")
+    import bireme
+
+    world = bireme.current()
+    if world is not None:
+        raise UsageError(
+            f"run: rank {world.rank} has a world open, and its forked children could not use it; "
+            "close it first"
+        )

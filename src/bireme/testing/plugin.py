@@ -100,20 +100,21 @@ def world(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A fresh world of the test's ranks, closed after the test; of one rank without the marker.
 
     All ranks meet before and after the test. Where the test fails on a rank, that rank aborts
-    the world, so that the others do not wait for it.
+    the world, so that the others do not wait for it. A test that breaks its world on purpose, by a
+    mismatch say, closes it.
     """
     import bireme
 
     marker = request.node.get_closest_marker("world")
     opened = bireme.init(**(marker.kwargs if marker else {}))
-    opened.barrier()
-    yield opened
-    failure = request.node.stash.get(_FAILURE, None)
     try:
-        if failure is not None:
-            opened.abort(f"{request.node.nodeid} failed: {type(failure).__name__}: {failure}")
-        else:
+        opened.barrier()
+        yield opened
+        failure = request.node.stash.get(_FAILURE, None)
+        if failure is None:
             _meet(opened)
+        else:
+            opened.abort(f"{request.node.nodeid} failed: {type(failure).__name__}: {failure}")
     finally:
         opened.close()
 
@@ -143,11 +144,10 @@ def _may_leak(marker: pytest.Mark) -> tuple[str, ...]:
 
 
 def _meet(opened: Any) -> None:
-    try:
-        opened.barrier()
-    except (Aborted, PeerLost):
-        # The rank that failed or died is reported by itself.
-        return
+    # The rank that failed or died is reported by itself.
+    with contextlib.suppress(Aborted, PeerLost):
+        if not opened.closed:
+            opened.barrier()
 
 
 def _size(item: pytest.Item) -> int | None:

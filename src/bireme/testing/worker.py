@@ -62,7 +62,7 @@ class Worker:
         self._promised: pytest.Item | None = None
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
         """Keep the options that say how a test runs, and drop the others."""
         for name, value in _PARENT_ONLY.items():
             if hasattr(config.option, name):
@@ -71,13 +71,12 @@ class Worker:
         config.stash[IN_WORKER] = True
         self._config = config
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
         """Silence the session: the parent prints."""
-        manager = session.config.pluginmanager
         for name in _PARENT_ONLY_PLUGINS:
-            if manager.has_plugin(name):
-                manager.unregister(name=name)
+            if config.pluginmanager.has_plugin(name):
+                config.pluginmanager.unregister(name=name)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> bool:
