@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/*.cpp native/*.h)
 SOURCES := pyproject.toml CMakeLists.txt $(NATIVE) $(shell find src -name '*.py')
 
-.PHONY: venv demo test lint docs clean
+.PHONY: venv demo test raises lint docs clean
 
 venv: $(STAMP)
 
@@ -47,6 +47,14 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q
+
+# Lists each raise of the package that no test executes.
+raises: $(STAMP)
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest -q
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o build/coverage.json
+	$(BIN)/python tests/raises.py build/coverage.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -18,6 +18,13 @@ COMMANDS = {
     "make test": ".ci/run",
     "make lint": ".ci/run",
     "make docs": "tests/unit/test_docs.py::test_the_targets_of_make",
+    "bireme run -n 2 examples/01_put.py": "tests/world/test_examples.py::test_put",
+    "bireme run -n 4 examples/train_lm.py": (
+        "tests/world/test_examples.py::test_demo_learns_and_shows_its_flows"
+    ),
+    "bireme run -n 2 examples/02_nvshmem_hello.py": (
+        "tests/world/test_examples.py::test_nvshmem_hello"
+    ),
     "python -m pytest -q tests/unit": "tests/unit/test_docs.py::test_the_targets_of_make",
 }
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)

@@ -21,7 +21,7 @@ LAYERS = (
     {"bootstrap", "_core"},
     {"engines"},
     {"routes"},
-    {"collectives", "symmetric", "signals", "streams", "world"},
+    {"collectives", "symmetric", "signals", "streams", "host", "world"},
     {"observe"},
     {"parallel", "irregular", "shmem", "torch", "horovod"},
     {"launch"},

@@ -13,6 +13,112 @@ import bireme
 CLASSES = ("World", "Group", "SymmetricArray", "Signal", "Signals", "Stream", "Work")
 
 SURFACE = """
+Aborted
+BiremeError
+EngineError
+Group
+MismatchError
+PeerLost
+Signal
+Signals
+Stream
+SymmetricArray
+Timeout
+UsageError
+Work
+World
+current()
+init(*, engine=None, heap_bytes=None, timeout_s=None, warn_s=None, delivery=None, rank=None, size=None)
+
+World:
+    abort(self, text)
+    exit(self)
+    fail(self, error)
+    in_flight(self, work)
+    keep_until_quiet(self, source)
+    record
+    routes
+    settle(self, stream, *, async_op=False)
+    sources_done(self)
+    stream(self)
+    synchronize(self)
+    use(self, stream)
+
+Group:
+    all_gather(self, x, *, out=None, async_op=False, stream=None)
+    all_reduce(self, x, op='sum', *, out=None, async_op=False, stream=None)
+    all_to_all(self, x, *, out=None, async_op=False, stream=None)
+    barrier(self, *, stream=None)
+    broadcast(self, x, root=0, *, async_op=False, stream=None)
+    check_open(self, what)
+    close(self)
+    fence(self, *, stream=None)
+    flow(self, label)
+    gather(self, x, root=0, *, out=None, async_op=False, stream=None)
+    group(self, ranks, heap_bytes=0)
+    one_sided
+    quiet(self, *, stream=None)
+    recv(self, x, peer, *, async_op=False, stream=None)
+    reduce(self, x, root=0, op='sum', *, out=None, async_op=False, stream=None)
+    reduce_scatter(self, x, op='sum', *, out=None, async_op=False, stream=None)
+    refusing(self, op)
+    scatter(self, x=None, root=0, *, out=None, async_op=False, stream=None)
+    send(self, x, peer, *, async_op=False, stream=None)
+    slot
+    split(self, color, key=0, heap_bytes=0)
+    world_rank(self, rank, what)
+
+SymmetricArray:
+    atomic_add(self, value, peer)
+    atomic_and(self, value, peer)
+    atomic_compare_swap(self, expected, desired, peer)
+    atomic_fetch(self, peer)
+    atomic_fetch_add(self, value, peer)
+    atomic_fetch_and(self, value, peer)
+    atomic_fetch_inc(self, peer)
+    atomic_fetch_or(self, value, peer)
+    atomic_fetch_xor(self, value, peer)
+    atomic_inc(self, peer)
+    atomic_or(self, value, peer)
+    atomic_set(self, value, peer)
+    atomic_swap(self, value, peer)
+    atomic_xor(self, value, peer)
+    block
+    dtype
+    free(self)
+    get(self, out=None, *, peer, stream=None)
+    get_nbi(self, out=None, *, peer, stream=None)
+    group
+    local
+    nbytes
+    ndim
+    numpy(self)
+    offset_bytes
+    on(self, rank)
+    put(self, src, peer, *, signal=None, signal_value=1, signal_op='set', stream=None)
+    put_nbi(self, src, peer, *, signal=None, signal_value=1, signal_op='set', stream=None)
+    torch(self)
+
+Signal:
+    add(self, value, peer)
+    checked(self, value, op, group)
+    reset(self, value=0)
+    set(self, value, peer)
+    test(self, value, cmp='==')
+    value
+    wait(self, value, cmp='==')
+
+Signals:
+
+Stream:
+    stop(self)
+    synchronize(self)
+
+Work:
+    done(self)
+    exception(self, timeout_s=None)
+    result(self, timeout_s=None)
+    wait(self, timeout_s=None)
 """
 
 

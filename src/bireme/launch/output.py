@@ -17,7 +17,7 @@ from typing import IO, TextIO
 
 __all__ = ["LineSplitter", "Output", "write"]
 
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 _LONGEST_LINE = 1 << 20
 _CHUNK = 1 << 16
 _TAIL_LINES = 200
@@ -36,8 +36,10 @@ class LineSplitter:
         A line of more than 1 MiB is cut into pieces.
         """
         self._rest += data
-        lines = [match.group() for match in _LINE.finditer(self._rest)]
-        del self._rest[: sum(map(len, lines))]
+        ends = [match.end() for match in _LINE_END.finditer(self._rest)]
+        starts = [0, *ends]
+        lines = [bytes(self._rest[a:b]) for a, b in zip(starts, ends, strict=False)]
+        del self._rest[: starts[-1]]
         while len(self._rest) > _LONGEST_LINE:
             lines.append(bytes(self._rest[:_LONGEST_LINE]) + b"\n")
             del self._rest[:_LONGEST_LINE]

@@ -56,13 +56,15 @@ def run(argv: Sequence[str], size: int, timeout_s: float | None = None) -> int:
         stack.callback(hub.stop)
         with _Signals() as signals:
             processes = spawn(argv, size, hub, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            stack.callback(_kill, processes)
-            output = Output(processes)
-            stack.callback(output.finish)
-            output.start()
-            hub.start()
-            job = _Job(processes, hub, fates, timeout_s)
-            job.watch(signals)
+            try:
+                output = Output(processes)
+                stack.callback(output.finish)
+                output.start()
+                hub.start()
+                job = _Job(processes, hub, fates, timeout_s)
+                job.watch(signals)
+            finally:
+                _kill(processes)
     return _conclude(job, output)
 
 
