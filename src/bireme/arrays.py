@@ -97,12 +97,14 @@ def dtype_of(dtype: Any) -> tuple[int, bool]:
     Raises:
         TypeError: If it is none of these, or a type that bireme does not move.
     """
-    if dtype in _torch_codes():
-        return _TORCH_CODES[dtype], True
+    found = None
     try:
-        found = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        if dtype in _torch_codes():
+            return _TORCH_CODES[dtype], True
+        if dtype is not None:  # NumPy would take it for float64
+            found = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     except TypeError:
-        found = None
+        pass  # no dtype, or a description of one that cannot be looked up
     if found is None or found not in _CODES:
         raise TypeError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
     return _CODES[found], False

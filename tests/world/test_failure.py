@@ -171,7 +171,10 @@ def test_the_first_failure_counts(tmp_path: Path) -> None:
     assert ran.code == 1
     assert "rank 2 failed first: exit code 1" in ran.stderr
     for rank in (0, 1):
-        assert f"rank {rank}: exit code 1, bireme.errors.PeerLost: rank 2 failed: ValueError" in ran.stderr
+        assert (
+            f"rank {rank}: exit code 1, bireme.errors.PeerLost: rank 2 failed: ValueError"
+            in ran.stderr
+        )
 
 
 def test_abort(tmp_path: Path) -> None:
@@ -224,7 +227,9 @@ def test_buffers_on_the_way_do_no_harm(tmp_path: Path) -> None:
         world.barrier()
         if world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        works = [world.all_reduce(ones(10_000), async_op=True, stream=streams[i % 3]) for i in range(30)]
+        works = []
+        for turn in range(30):
+            works.append(world.all_reduce(ones(10_000), async_op=True, stream=streams[turn % 3]))
         found = {type(work.exception()).__name__ for work in works}
         tell(sorted(found))
         world.close()
@@ -292,7 +297,11 @@ def test_a_rank_cannot_join(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "values", "words"),
     [
-        ("heap_bytes", ("1M", "2M", "1M"), "one heap_bytes on all ranks, found [1048576, 2097152, 1048576]"),
+        (
+            "heap_bytes",
+            ("1M", "2M", "1M"),
+            "one heap_bytes on all ranks, found [1048576, 2097152, 1048576]",
+        ),
         ("delivery", ("eager", "eager", "lazy"), "on all ranks, found [False, False, True]"),
     ],
 )

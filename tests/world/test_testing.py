@@ -1,53 +1,14 @@
-"""The pytest plugin: one test on n ranks, its report, its end, and what it leaves behind."""
+"""The pytest plugin: one test on n ranks, its report, and the options that shape it."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from inner import Session, text
 
-Session = Callable[..., pytest.RunResult]
-PLUGIN = ("-p", "bireme.testing.plugin")
-HEAD = """
-import os, sys, time, warnings
-import numpy as np
-import pytest
 import bireme
-from bireme import knobs
-
-RANK = knobs.get("BIREME_RANK")
-"""
-LEAKS = """
-import pytest
-
-@pytest.fixture(autouse=True)
-def no_leaks(leak_check):
-    pass
-"""
-
-
-@pytest.fixture
-def session(pytester: pytest.Pytester) -> Session:
-    """Run pytest on one file of tests."""
-
-    def run(body: str, *options: str, conftest: str = "") -> pytest.RunResult:
-        pytester.makepyfile(test_inner=HEAD + textwrap.dedent(body))
-        if conftest:
-            pytester.makeconftest(conftest)
-        return pytester.runpytest_inprocess(*PLUGIN, "-ra", *options)
-
-    return run
-
-
-def text(result: pytest.RunResult) -> str:
-    return result.stdout.str()
 
 
 def test_passes_on_every_number_of_ranks(session: Session) -> None:
@@ -223,154 +184,6 @@ def test_fixtures_of_every_scope_live_in_the_ranks(session: Session) -> None:
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_teardown_fails*", "rank 0, rank 1:"])
 
 
-def test_ranks_that_end_or_hang(session: Session) -> None:
-    result = session(
-        """
-        pytestmark = pytest.mark.ranks(2, timeout=2)
-
-        def test_exit(world):
-            if world.rank == 1:
-                sys.exit(3)
-            world.barrier()
-
-        def test_death(world):
-            print("last words of", world.rank)
-            if world.rank == 1:
-                os._exit(3)
-            world.barrier()
-
-        def test_signal(world):
-            if world.rank == 0:
-                os.kill(os.getpid(), 9)
-            world.barrier()
-
-        def test_session_ends():
-            if RANK == 0:
-                pytest.exit("enough")
-
-        def test_hang(world):
-            print("waiting is", world.rank)
-            if world.rank == 0:
-                time.sleep(100)
-            world.barrier()
-
-        def test_afterwards(world):
-            world.barrier()
-        """
-    )
-    result.assert_outcomes(failed=5, passed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E * SystemExit: 3",
-            "*_ test_death*",
-            "rank 0:",
-            "E *PeerLost*",
-            "rank 1:",
-            "this rank ended with exit code 3 in the middle of the test",
-            "*Captured stdout call (rank 1)*",
-            "last words of 1",
-            "*_ test_signal*",
-            "this rank was ended by signal 9 (SIGKILL) in the middle of the test",
-            "*_ test_session_ends*",
-            "the test ended this rank's session: Exit: enough",
-            "*_ test_hang*",
-            "rank 0:",
-            "did not finish within 2 s",
-            "*File *test_inner.py*, line * in test_hang",
-            "rank 1:",
-            "did not finish within 2 s",
-            "*File *test_inner.py*, line * in test_hang",
-            "*Captured stdout call (rank 0)*",
-            "waiting is 0",
-            "*Captured stdout call (rank 1)*",
-            "waiting is 1",
-        ]
-    )
-    result.stdout.fnmatch_lines(["FAILED *test_death* - rank 1: this rank ended with*"])
-
-
-def test_leaks_are_failures(session: Session) -> None:
-    result = session(
-        """
-        import importlib.util
-        import subprocess
-        import threading
-
-        kept = []
-
-        def leak(kind):
-            if kind == "environment":
-                os.environ["LEFT_BEHIND"] = "1"
-            elif kind == "thread":
-                idle = threading.Thread(target=time.sleep, args=(60,), daemon=True, name="idle")
-                idle.start()
-            elif kind == "process":
-                kept.append(subprocess.Popen(["sleep", "60"]))
-            elif kind == "descriptor":
-                kept.append(open(os.devnull))
-            elif kind == "shm":
-                open(f"/dev/shm/bireme-test-{os.getpid()}", "w").close()
-
-        KINDS = ["environment", "thread", "process", "descriptor", "shm"]
-
-        @pytest.mark.ranks(2)
-        @pytest.mark.parametrize("kind", KINDS)
-        def test_leak(kind, world):
-            if world.rank == 1:
-                leak(kind)
-
-        @pytest.mark.ranks(2)
-        @pytest.mark.may_leak("descriptor", reason="shows that a kind can be allowed")
-        def test_allowed(world):
-            leak("descriptor")
-
-        @pytest.mark.may_leak(reason="shows that all kinds can be")
-        @pytest.mark.parametrize("kind", ["environment", "descriptor"])
-        def test_all_allowed(kind):
-            leak(kind)
-
-        @pytest.mark.may_leak("descriptor")
-        def test_no_reason():
-            pass
-
-        @pytest.mark.ranks(2)
-        def test_clean(world):
-            if importlib.util.find_spec("torch"):
-                import torch
-                torch.ones(10**6).sum()
-            with open(os.devnull):
-                world.barrier()
-
-        def test_tidy():
-            for entry in kept:
-                if hasattr(entry, "kill"):
-                    entry.kill()
-                    entry.wait()
-            for name in os.listdir("/dev/shm"):
-                if name.startswith("bireme-test-"):
-                    os.unlink(f"/dev/shm/{name}")
-            os.environ.pop("LEFT_BEHIND", None)
-            kept.clear()
-
-        test_tidy = pytest.mark.may_leak(reason="cleans up")(test_tidy)
-        """,
-        conftest=LEAKS,
-    )
-    result.assert_outcomes(passed=10, errors=6)
-    result.stdout.fnmatch_lines(
-        [
-            "rank 1:",
-            "the test leaks",
-            "  environment: LEFT_BEHIND was set",
-            "  thread: idle",
-            "  process: * sleep 60",
-            "  descriptor: * -> /dev/null",
-            "  shm: /dev/shm/bireme-test-*",
-            "expected @pytest.mark.may_leak(*kinds, reason=...)*",
-        ]
-    )
-
-
 def test_settings_of_the_world(session: Session) -> None:
     result = session(
         """
@@ -431,47 +244,17 @@ def test_options_of_the_command_line(session: Session, pytester: pytest.Pytester
     result = session(body, "-k", "turn", "--junitxml=report.xml", "--tb=short", "-p", "no:timeout")
     result.assert_outcomes(passed=1, failed=1, deselected=1)
     result.stdout.fnmatch_lines(["*UserWarning: mind the gap"])
+    result.stdout.fnmatch_lines(["*Captured stdout call (rank 1)*", "straight to the descriptor"])
     assert "rank 0, rank 1:" in (pytester.path / "report.xml").read_text()
     result = session(body, "--lf", "-x", "--setup-show", "--capture=no")
     result.assert_outcomes(failed=1)
     assert text(result).count("test session starts") == 1
+    result = session(body, "--capture=sys")
+    result.stdout.fnmatch_lines(["*Captured worker output (rank 1)*", "straight to the descriptor"])
     result = session(body, "--setup-plan")
     result.assert_outcomes()
     result = session(body, "--collect-only", "-q")
     result.stdout.fnmatch_lines(["test_inner.py::test_turn?ranks2-0?"])
-
-
-def test_no_worker_outlives_its_parent(pytester: pytest.Pytester) -> None:
-    body = """
-        @pytest.mark.ranks(2)
-        def test_long():
-            with open(f"pid{RANK}", "w") as file:
-                file.write(str(os.getpid()))
-            os.rename(f"pid{RANK}", f"rank{RANK}")
-            time.sleep(60)
-    """
-    pytester.makepyfile(test_inner=HEAD + textwrap.dedent(body))
-    for number in (signal.SIGINT, signal.SIGKILL):
-        names = [pytester.path / f"rank{rank}" for rank in range(2)]
-        for name in names:
-            name.unlink(missing_ok=True)
-        parent = pytester.popen(
-            [sys.executable, "-m", "pytest", *PLUGIN],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        _wait_for(lambda names=names: all(name.exists() for name in names))
-        pids = [int(name.read_text()) for name in names]
-        parent.send_signal(number)
-        assert parent.wait(20) != 0
-        _wait_for(lambda pids=pids: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_rank_reports_what_it_does_not_find(session: Session) -> None:
@@ -487,3 +270,39 @@ def test_a_rank_reports_what_it_does_not_find(session: Session) -> None:
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["rank 1:", "could not collect *", "E *not on this rank"])
     assert os.environ.get("BIREME_RANK") is None
+
+
+def test_what_fails_in_the_parent_fails_the_test(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+        @pytest.fixture(scope="class")
+        def brittle():
+            yield
+            if RANK < 0:
+                raise OSError("brittle")
+
+        class TestShared:
+            def test_here(self, brittle):
+                pass
+
+            @pytest.mark.ranks(2)
+            def test_there(self, brittle, record_property):
+                record_property("rank", RANK)
+
+        def test_elsewhere():
+            pass
+    """
+    result = session(body, "--junitxml=report.xml")
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of *test_there*", "E *OSError: brittle"])
+    report = Path("report.xml").read_text(encoding="utf-8")
+    assert report.count('<property name="rank"') == 2
+
+    def spawn(*_args: object, **_options: object) -> None:
+        raise bireme.EngineError("no processes today")
+
+    monkeypatch.setattr("bireme.launch.spawn", spawn)
+    result = session(body, "-k", "there")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *EngineError: no processes today"])

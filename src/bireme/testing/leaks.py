@@ -24,8 +24,6 @@ _SETTLE_S = 1.0
 _ENVIRONMENT_OF_PYTEST = {"PYTEST_CURRENT_TEST"}
 # Python starts one for the life of the process at the first shared semaphore or memory block.
 _SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-# Files that a desktop's programs of the same user make and remove at any time.
-_SHM_OF_OTHERS = (".com.google.", ".org.chromium.", "pulse-shm-")
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,7 @@ class Snapshot:
 
 def take() -> Snapshot:
     """Look at this process now."""
+    gc.collect(1)
     return Snapshot(
         environment=dict(_environment()),
         thread=dict(_threads()),
@@ -79,7 +78,11 @@ def settled(before: Snapshot, ignore: Collection[str] = ()) -> list[str]:
     deadline = time.monotonic() + _SETTLE_S
     while found and time.monotonic() < deadline:
         time.sleep(0.02)
-        found = differences(before, take(), ignore)
+        after = take()
+        for name in set(after.shm) - set(before.shm):
+            if _in_use_elsewhere(f"{_SHM}/{name}"):
+                del after.shm[name]
+        found = differences(before, after, ignore)
     return found
 
 
@@ -130,9 +133,27 @@ def _descriptors() -> Iterator[tuple[str, str]]:
 def _shm() -> Iterator[tuple[str, str]]:
     for name in _listed(_SHM):
         with contextlib.suppress(OSError):
-            ours = os.lstat(f"{_SHM}/{name}").st_uid == os.geteuid()
-            if ours and not name.startswith(_SHM_OF_OTHERS):
+            if os.lstat(f"{_SHM}/{name}").st_uid == os.geteuid():
                 yield name, f"{_SHM}/{name}"
+
+
+def _in_use_elsewhere(path: str) -> bool:
+    """Whether a process that has nothing to do with the test maps a file of shared memory.
+
+    Other programs of the same user make such files at any time. The test's own are mapped here, or
+    by a child of this process or of its parent, whose children the other ranks are.
+    """
+    for pid in filter(str.isdigit, _listed("/proc")):
+        family = {os.getpid(), os.getppid()} & {int(pid), _parent(pid)}
+        if not family and path in _text(f"/proc/{pid}/maps"):
+            return True
+    return False
+
+
+def _parent(pid: str) -> int:
+    # The name, in brackets, may hold anything; state and parent follow it.
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0
 
 
 def _listed(folder: str) -> list[str]:

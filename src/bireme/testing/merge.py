@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-__all__ = ["Outcome", "RankReprs", "merge"]
+__all__ = ["Outcome", "RankReprs", "add_failure", "merge"]
 
 Phase = Literal["setup", "call", "teardown"]
 # Errors that a rank raises because another one failed: that one's traceback is the headline.
@@ -26,7 +26,7 @@ class Outcome:
         reports: Its last report of each phase.
         earlier: Failed reports before the last one of a phase: of subtests.
         trouble: Why it could not report: it hung, died, or did not know the test.
-        sections: Titled text that belongs to the trouble, such as stacks.
+        sections: Titled output that belongs to no report of pytest's.
     """
 
     rank: int
@@ -94,13 +94,27 @@ def merge(item: pytest.Item, outcomes: Sequence[Outcome]) -> list[pytest.TestRep
     failed += [(outcome.rank, outcome.trouble) for outcome in troubled]
     sections = [
         (f"{title} (rank {outcome.rank})", text)
-        for outcome in troubled
+        for outcome in outcomes
         for title, text in outcome.sections
     ]
     reports = [_merged(item, "setup", passed)] if called else []
     reports.append(_merged(item, "call" if called else "setup", reached, failed, sections))
     reports.append(_merged(item, "teardown", _phase(outcomes, "teardown")))
     return reports
+
+
+def add_failure(report: pytest.TestReport, heading: str, other: pytest.TestReport) -> None:
+    """Make a merged report fail for one more reason.
+
+    Args:
+        report: A report of ``merge``.
+        heading: What stands above the reason.
+        other: The report that has the reason.
+    """
+    parts = report.longrepr.parts if isinstance(report.longrepr, RankReprs) else ()
+    report.outcome = "failed"
+    report.longrepr = RankReprs([*parts, (heading, other.longrepr)])  # type: ignore[assignment]
+    report.sections += other.sections
 
 
 def _phase(outcomes: Iterable[Outcome], when: Phase) -> dict[int, pytest.TestReport]:

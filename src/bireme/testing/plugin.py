@@ -10,7 +10,7 @@ import pytest
 
 from bireme.errors import Aborted, PeerLost
 from bireme.testing import leaks
-from bireme.testing.merge import Outcome, merge
+from bireme.testing.merge import Outcome, add_failure, merge
 from bireme.testing.workers import WorkerSet
 
 __all__ = ["IN_WORKER", "leak_check", "world"]
@@ -182,7 +182,8 @@ def _run_ranked(
         lambda: _tear_down(item, nextitem), when="teardown", reraise=stops
     )
     if done.excinfo is not None:
-        reports[-1] = pytest.TestReport.from_item_and_call(item, done)
+        failed = pytest.TestReport.from_item_and_call(item, done)
+        add_failure(reports[-1], "the parent process:", failed)
     return reports
 
 

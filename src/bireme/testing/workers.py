@@ -134,7 +134,7 @@ class WorkerSet:
             return self._broken(late, answers, f"did not finish within {timeout_s:g} s")
         outcomes = [self._outcome(worker, answers[worker]) for worker in self._workers]
         if any(answer["fatal"] for answer in answers.values()):
-            self.kill()
+            self.stop()
         return outcomes
 
     def stop(self) -> None:
@@ -249,8 +249,7 @@ class WorkerSet:
                 report.longrepr = tuple(report.longrepr)  # of a skip: JSON has no tuples
             outcome.add(report)
         if output := worker.log.take():
-            for report in list(outcome.reports.values())[-1:]:
-                report.sections.append(("Captured worker output", output))
+            outcome.sections.append(("Captured worker output", output))
         for warning in answer["warnings"] if worker.rank == 0 else ():
             self._warn(warning)
         return outcome
