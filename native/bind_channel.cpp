@@ -22,10 +22,10 @@ CallInfo info_of(Channel& channel, u32 kind, u32 dtype, u64 count, u32 reduction
 
 // Runs now, or queues on the stream and returns the Work.
 template <class Task>
-std::shared_ptr<Work> now_or_later(const std::shared_ptr<Stream>& later, Task task) {
+std::shared_ptr<Work> now_or_later(const std::shared_ptr<Stream>& later, u64 bytes, Task task) {
   if (later) return later->submit(std::move(task));
   PythonCall python;
-  nb::gil_scoped_release free;
+  LongCall released(bytes);
   task();
   return nullptr;
 }
@@ -41,7 +41,8 @@ std::shared_ptr<Work> run(std::shared_ptr<Channel> channel, u32 kind, u32 dtype,
   call.dst = reinterpret_cast<void*>(dst);
   call.refused = refused;
   const u64 ticket = channel->take_ticket();
-  return now_or_later(later, [channel, call, ticket] { channel->run(call, ticket); });
+  return now_or_later(later, call.info.bytes,
+                      [channel, call, ticket] { channel->run(call, ticket); });
 }
 
 }  // namespace
@@ -63,7 +64,7 @@ void bind_channel(nb::module_& m) {
              std::shared_ptr<Stream> later) {
             const CallInfo info = info_of(*channel, static_cast<u32>(Kind::send), dtype, count, 0,
                                           static_cast<i32>(to));
-            return now_or_later(later, [channel, info, to, src] {
+            return now_or_later(later, info.bytes, [channel, info, to, src] {
               channel->send(info, to, reinterpret_cast<const void*>(src));
             });
           },
@@ -75,7 +76,7 @@ void bind_channel(nb::module_& m) {
              std::shared_ptr<Stream> later) {
             const CallInfo info = info_of(*channel, static_cast<u32>(Kind::recv), dtype, count, 0,
                                           static_cast<i32>(from));
-            return now_or_later(later, [channel, info, from, dst] {
+            return now_or_later(later, info.bytes, [channel, info, from, dst] {
               channel->recv(info, from, reinterpret_cast<void*>(dst));
             });
           },
@@ -88,7 +89,6 @@ void bind_channel(nb::module_& m) {
                                           static_cast<u32>(DType::u8), 0, 0, -1);
             const u64 ticket = channel.take_ticket();
             PythonCall python;
-            nb::gil_scoped_release free;
             channel.close(info, ticket, keep_slot);
           },
           nb::arg("keep_slot"));

@@ -14,6 +14,8 @@ std::shared_ptr<Control> make_control(int fd, u32 rank, u32 size, std::vector<in
   auto control =
       std::make_shared<Control>(fd, rank, size, std::move(peers), Limits{timeout_s, warn_s, spin});
   control->interrupted = python_signal_raised;
+  control->release = release_python;
+  control->reacquire = reacquire_python;
   return control;
 }
 

@@ -99,7 +99,8 @@ void bind_heap(nb::module_& m) {
               u64 signal, u64 value, u32 op) {
              const CallInfo info =
                  info_of(h.control(), Kind::put, dtype, count, group, static_cast<i32>(peer));
-             nb::gil_scoped_release free;
+             PythonCall python;
+             LongCall released(info.bytes);
              h.put(info, offset, peer, reinterpret_cast<const void*>(src), nbi,
                    signal_at(signal, value, op));
            })
@@ -107,7 +108,8 @@ void bind_heap(nb::module_& m) {
            [](Heap& h, u32 dtype, u64 count, u32 group, u64 offset, u32 peer, u64 dst, bool nbi) {
              const CallInfo info =
                  info_of(h.control(), Kind::get, dtype, count, group, static_cast<i32>(peer));
-             nb::gil_scoped_release free;
+             PythonCall python;
+             LongCall released(info.bytes);
              h.get(info, offset, peer, reinterpret_cast<void*>(dst), nbi);
            })
       .def("signal",
@@ -122,7 +124,6 @@ void bind_heap(nb::module_& m) {
              PythonCall python;
              const CallInfo info = info_of(h.control(), Kind::signal_wait,
                                            static_cast<u32>(DType::u64), 0, group, -1);
-             nb::gil_scoped_release free;
              return h.signal_wait(info, ranks, offset, static_cast<Compare>(compare), value);
            })
       .def("signal_read", &Heap::signal_read, nb::arg("offset"))

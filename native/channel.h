@@ -40,6 +40,7 @@ class Channel {
   u32 size() const { return static_cast<u32>(members_.size()); }
   u32 index() const { return index_; }
   u32 slot() const { return slot_; }
+  bool closed() const { return closed_; }
   Control& control() { return *control_; }
 
   // Calls of one channel run in the order of their tickets, whichever thread runs them.
@@ -83,8 +84,11 @@ class Channel {
   u64 step_ = 0;
   bool closed_ = false;
   u64 staged_bytes_ = 0, inline_bytes_ = 0;
+  std::vector<const void*> sources_;  // of the call that has its turn
+  std::vector<void*> targets_;
   std::atomic<u64> next_ticket_{0};
-  u64 serving_ = 0;
+  std::atomic<u64> serving_{0};
+  std::atomic<u32> queued_{0};  // threads that sleep until their turn
   std::mutex turn_mutex_;
   std::condition_variable turn_;
   std::vector<std::mutex> send_mutex_, recv_mutex_;

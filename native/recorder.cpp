@@ -20,6 +20,10 @@ void open(Entry& e) {
 }
 void close(Entry& e) { e.version.fetch_add(1, std::memory_order_release); }
 
+size_t place(u32 flow, u32 engine, Kind kind) {
+  return (flow * kEngines + engine) * static_cast<u32>(Kind::count_) + static_cast<u32>(kind);
+}
+
 bool reduces(Kind kind) {
   return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
 }
@@ -43,7 +47,7 @@ Recorder::Call::Call(Recorder& recorder, const CallInfo& info) : recorder_(recor
   e.group = info.group;
   e.peer = info.peer;
   e.site = info.site;
-  e.flow = info.flow;
+  e.flow = recorder.flows_[info.flow];
   e.path = 0;
   e.reduction = static_cast<u32>(info.reduction);
   e.start_ns = start_ns_;
@@ -66,12 +70,11 @@ void Recorder::Call::end(u32 state) {
     entry_->wait_ns = wait_ns_;
     close(*entry_);
   }
-  std::lock_guard lock(recorder_.mutex_);
-  Totals& t = recorder_.totals_[{info_.flow, info_.engine, static_cast<u32>(info_.kind)}];
-  t.calls += 1;
-  t.bytes += info_.bytes;
-  t.time_ns += end_ns - start_ns_;
-  t.wait_ns += wait_ns_;
+  Sums& t = recorder_.sums_[place(info_.flow, info_.engine, info_.kind)];
+  t.calls.fetch_add(1, std::memory_order_relaxed);
+  t.bytes.fetch_add(info_.bytes, std::memory_order_relaxed);
+  t.time_ns.fetch_add(end_ns - start_ns_, std::memory_order_relaxed);
+  if (wait_ns_) t.wait_ns.fetch_add(wait_ns_, std::memory_order_relaxed);
 }
 
 u32 Recorder::intern(std::string_view text) {
@@ -89,9 +92,22 @@ u32 Recorder::intern(std::string_view text) {
   return used;
 }
 
-std::map<TotalsKey, Totals> Recorder::totals() const {
+u32 Recorder::flow(std::string_view label) {
+  const u32 text = intern(label);
   std::lock_guard lock(mutex_);
-  return totals_;
+  const u32 known = flow_count_.load(std::memory_order_relaxed);
+  for (u32 i = 0; i < known; ++i)
+    if (flows_[i] == text) return i;
+  if (known == kFlows) return 0;
+  flows_[known] = text;
+  flow_count_.store(known + 1, std::memory_order_release);
+  return known;
+}
+
+Totals Recorder::totals(u32 flow, u32 engine, Kind kind) const {
+  const Sums& s = sums_[place(flow, engine, kind)];
+  return {s.calls.load(std::memory_order_relaxed), s.bytes.load(std::memory_order_relaxed),
+          s.time_ns.load(std::memory_order_relaxed), s.wait_ns.load(std::memory_order_relaxed)};
 }
 
 const char* text_at(const RankBlock& block, u32 offset) {

@@ -45,6 +45,7 @@ std::shared_ptr<Work> Stream::submit(std::function<void()> task) {
   queue_.push_back({std::move(task), work});
   last_ = work;
   ++pending_;
+  control_->work_queued(1);
   if (!thread_.joinable()) thread_ = std::thread(&Stream::loop, this);
   wake_.notify_one();
   return work;
@@ -80,6 +81,7 @@ void Stream::loop() {
     {
       std::lock_guard lock(mutex_);
       --pending_;
+      control_->work_queued(-1);
       if (last_ == item.work) last_ = nullptr;
     }
     item.work->complete(std::move(error));

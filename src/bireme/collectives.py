@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from bireme import arrays
+from bireme import _core, arrays
 from bireme.arrays import Buffer
 from bireme.errors import BiremeError, EngineError, UsageError
 from bireme.streams import Work
@@ -28,6 +28,10 @@ __all__ = ["Collectives"]
 
 _INT64 = arrays.DTYPES.index("int64")
 _BOOL = arrays.DTYPES.index("bool")
+_ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST, _ALL_GATHER, _ALL_TO_ALL = (
+    _core.KINDS.index(name)
+    for name in ("all_reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all")
+)
 _META = 16  # int64 words in which scatter tells its dtype and shape
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -40,7 +44,7 @@ def published(method: _F) -> _F:
         try:
             return method(self, *args, **kwargs)
         except (TypeError, ValueError, UsageError) as error:
-            self._refuse(method.__name__, error)
+            self._refuse(method.__name__.removeprefix("_"), error)
             raise
 
     return call  # type: ignore[return-value]
@@ -56,7 +60,6 @@ class Collectives:
 
     # ---- reductions -------------------------------------------------------------------------
 
-    @published
     def all_reduce(
         self,
         x: Any,
@@ -85,6 +88,13 @@ class Collectives:
             TypeError, ValueError: If this rank's arguments do not fit.
             MismatchError: If the ranks' calls differ, or another rank refused its arguments.
         """
+        plain = not async_op and stream is None
+        if plain and self.collective.lane(_ALL_REDUCE, x, out, op, -1):
+            return x if out is None else out
+        return self._all_reduce(x, op, out, async_op, stream)
+
+    @published
+    def _all_reduce(self, x: Any, op: str, out: Any, async_op: bool, stream: Any) -> Any:
         src, dst = self._in_out(x, out)
         return self._run(
             "all_reduce", src, dst, src.count, _reduction(op, src), -1, async_op, stream
@@ -120,7 +130,6 @@ class Collectives:
             src, dst = arrays.read(x, "x"), None
         return self._run("reduce", src, dst, src.count, _reduction(op, src), root, async_op, stream)
 
-    @published
     def reduce_scatter(
         self,
         x: Any,
@@ -141,6 +150,13 @@ class Collectives:
         Returns:
             The block, of shape (n, …).
         """
+        plain = out is not None and not async_op and stream is None
+        if plain and self.collective.lane(_REDUCE_SCATTER, x, out, op, -1):
+            return out
+        return self._reduce_scatter(x, op, out, async_op, stream)
+
+    @published
+    def _reduce_scatter(self, x: Any, op: str, out: Any, async_op: bool, stream: Any) -> Any:
         src = arrays.read(x, "x")
         shape = self._block_shape(src, "x")
         out, dst = _target(out, shape, src)
@@ -150,7 +166,6 @@ class Collectives:
 
     # ---- moving without combining -----------------------------------------------------------
 
-    @published
     def broadcast(
         self, x: Any, root: int = 0, *, async_op: bool = False, stream: Any = None
     ) -> Any:
@@ -164,11 +179,17 @@ class Collectives:
         Returns:
             ``x``.
         """
+        plain = not async_op and stream is None
+        if plain and self.collective.lane(_BROADCAST, x, None, None, root):
+            return x
+        return self._broadcast(x, root, async_op, stream)
+
+    @published
+    def _broadcast(self, x: Any, root: int, async_op: bool, stream: Any) -> Any:
         self._rank_of(root, "root")
         src = arrays.read(x, "x") if self.rank == root else arrays.write(x, "x")
         return self._run("broadcast", src, src, src.count, 0, root, async_op, stream)
 
-    @published
     def all_gather(
         self, x: Any, *, out: Any = None, async_op: bool = False, stream: Any = None
     ) -> Any:
@@ -182,6 +203,13 @@ class Collectives:
         Returns:
             The joined array, of shape (size * n, …).
         """
+        plain = out is not None and not async_op and stream is None
+        if plain and self.collective.lane(_ALL_GATHER, x, out, None, -1):
+            return out
+        return self._all_gather(x, out, async_op, stream)
+
+    @published
+    def _all_gather(self, x: Any, out: Any, async_op: bool, stream: Any) -> Any:
         src = arrays.read(x, "x")
         out, dst = _target(out, self._joined_shape(src), src)
         self._allow_overlap(dst, src, self.rank * src.nbytes)
@@ -251,7 +279,6 @@ class Collectives:
             self._allow_overlap(src, dst, self.rank * dst.nbytes)
         return self._run("scatter", src, dst, dst.count, 0, root, async_op, stream)
 
-    @published
     def all_to_all(
         self, x: Any, *, out: Any = None, async_op: bool = False, stream: Any = None
     ) -> Any:
@@ -265,6 +292,13 @@ class Collectives:
         Returns:
             The joined array, of the shape of ``x``.
         """
+        plain = out is not None and not async_op and stream is None
+        if plain and self.collective.lane(_ALL_TO_ALL, x, out, None, -1):
+            return out
+        return self._all_to_all(x, out, async_op, stream)
+
+    @published
+    def _all_to_all(self, x: Any, out: Any, async_op: bool, stream: Any) -> Any:
         src = arrays.read(x, "x")
         self._block_shape(src, "x")
         out, dst = _target(out, src.shape, src)

@@ -35,6 +35,7 @@ class Signal:
 
     def __init__(self, array: SymmetricArray) -> None:
         self._array = array
+        self.place = array.place
 
     def __repr__(self) -> str:
         return f"Signal(offset_bytes={self._array.offset_bytes}, ranks={self._array.group.size})"

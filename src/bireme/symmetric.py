@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bireme import arrays
+from bireme import _core, arrays
 from bireme.arrays import Buffer, numpy_dtype
 from bireme.errors import EngineError, UsageError
 from bireme.signals import Signal, Signals, scalar
@@ -44,6 +44,7 @@ class Block:
         self.size = size
         self.freed = False
         self.leases: weakref.WeakSet[_Lease] = weakref.WeakSet()
+        self.place: Any = None  # see OneSidedEngine.place
 
     def check(self, what: str) -> None:
         """Refuse a call on memory that is no longer ours."""
@@ -75,6 +76,7 @@ class SymmetricArray:
         self._torch = torch
         self.shape = shape
         self.size = arrays.count_of(shape)
+        self.place = block.place and block.place.part(offset, self.size)
 
     @property
     def group(self) -> Group:
@@ -160,6 +162,8 @@ class SymmetricArray:
 
     def __getitem__(self, key: Any) -> SymmetricArray:
         """Return the part of the array that ``key`` selects: ints and slices, contiguous only."""
+        if type(key) is int and self.shape and -self.shape[0] <= key < self.shape[0]:
+            return self._item(key + self.shape[0] if key < 0 else key)
         keys = key if isinstance(key, tuple) else (key,)
         for k in keys:
             legal = k is Ellipsis or isinstance(k, (int, np.integer, slice))
@@ -177,6 +181,11 @@ class SymmetricArray:
         start = part.__array_interface__["data"][0] - plan.__array_interface__["data"][0]
         offset = self._offset + (start * self.dtype.itemsize if part.size else 0)
         return SymmetricArray(self._block, offset, part.shape, self._dtype, torch=self._torch)
+
+    def _item(self, index: int) -> SymmetricArray:
+        rest = self.shape[1:]
+        offset = self._offset + index * arrays.count_of(rest) * self.dtype.itemsize
+        return SymmetricArray(self._block, offset, rest, self._dtype, torch=self._torch)
 
     # ---- put and get ------------------------------------------------------------------------
 
@@ -206,6 +215,12 @@ class SymmetricArray:
         Raises:
             ValueError, TypeError: If the arguments do not fit; nothing has moved then.
         """
+        if stream is None and self.place is not None:
+            at = signal.place if type(signal) is Signal else None
+            if (at is not None or signal is None) and self.place.put(
+                src, peer, at, signal_value, signal_op
+            ):
+                return
         self._put(src, peer, signal, signal_value, signal_op, stream, nbi=False)
 
     def put_nbi(
@@ -260,6 +275,9 @@ class SymmetricArray:
         Returns:
             ``out``, or the new array; it holds the data when the call returns.
         """
+        plain = out is not None and stream is None and self.place is not None
+        if plain and self.place.get(out, peer):
+            return out
         return self._get(out, peer, stream, nbi=False)
 
     def get_nbi(self, out: Any = None, *, peer: int, stream: Any = None) -> Any:
@@ -384,6 +402,9 @@ class SymmetricArray:
         return self._block
 
 
+_core.set_symmetric(SymmetricArray)
+
+
 def _byte_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
@@ -446,6 +467,9 @@ class Symmetric:
         count = arrays.count_of(sizes)
         group.collective.run("allocate", code, count, extra=zlib.crc32(repr(sizes).encode()))
         block = Block(group, *group.arena.allocate(count * numpy_dtype(code).itemsize))
+        block.place = group.one_sided.place(
+            group.collective, group.ranks, block.offset, count, code
+        )
         array = SymmetricArray(block, block.offset, sizes, code, torch=is_torch)
         if value is not None:
             if value == 0:
@@ -470,6 +494,8 @@ class Symmetric:
         group.one_sided.quiet(group.slot)
         group.collective.run("free", 0, block.size, extra=block.offset)
         block.freed = True
+        if block.place is not None:
+            block.place.close()
         group.one_sided.release(block.offset, block.size)
         group.arena.release(block.offset, block.size)
         group.collective.run("barrier", 0, 0)

@@ -79,9 +79,11 @@ class Group(Collectives):
 
     def barrier(self, *, stream: Any = None) -> None:
         """Wait until all ranks of the group have come, with all their puts done (shmem_barrier)."""
-        self.world.settle(stream)
-        self.quiet()
-        self.collective.run("barrier", _INT64, 0)
+        if stream is not None or not self.collective.barrier_lane():
+            self.world.settle(stream)
+            self.one_sided.quiet(self.slot)
+            self.collective.run("barrier", _INT64, 0)
+        self.world.sources_done()
 
     def quiet(self, *, stream: Any = None) -> None:
         """Complete all earlier puts and gets of this rank, at their targets (shmem_quiet)."""
@@ -168,7 +170,7 @@ class Group(Collectives):
             yield
             return
         before = _core.current_flow()
-        _core.set_flow(_core.intern(self.world.host.control, label))
+        _core.set_flow(_core.flow(self.world.host.control, label))
         try:
             yield
         finally:

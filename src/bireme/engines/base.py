@@ -55,6 +55,20 @@ class CollectiveEngine(Protocol):
             A native work handle, or ``None`` when the work is done.
         """
 
+    def lane(self, kind: int, x: Any, out: Any, op: Any, root: Any) -> bool:
+        """Run a call at once where its arguments need no more than a glance.
+
+        Args:
+            kind: Index into the recorder's names.
+            x, out, op, root: As the user gave them.
+
+        Returns:
+            False where the face must check them in full; nothing has happened then.
+        """
+
+    def barrier_lane(self) -> bool:
+        """Complete this rank's puts and run a barrier at once; False where the face must."""
+
     def refuse(self, op: str, why: str) -> None:
         """Tell the group that this rank's arguments were wrong, using up the call's number."""
 
@@ -95,6 +109,11 @@ class OneSidedEngine(Protocol):
 
     def release(self, offset: int, nbytes: int) -> None:
         """Give the memory of the own part back; it reads as zeros afterwards."""
+
+    def place(
+        self, group: CollectiveEngine, ranks: Sequence[int], offset: int, count: int, dtype: int
+    ) -> Any:
+        """Return an object whose ``put`` and ``get`` do the plain cases at once, or ``None``."""
 
     def put(
         self,

@@ -73,6 +73,14 @@ class NullCollective:
         else:
             ctypes.memmove(dst, src + (self._index * part if op in _PICKS_A_BLOCK else 0), part)
 
+    def lane(self, kind: int, x: Any, out: Any, op: Any, root: Any) -> bool:
+        """See ``CollectiveEngine.lane``: no haste."""
+        return False
+
+    def barrier_lane(self) -> bool:
+        """See ``CollectiveEngine.barrier_lane``."""
+        return False
+
     def refuse(self, op: str, why: str) -> None:
         """See ``CollectiveEngine.refuse``: nobody is there to be told."""
 
@@ -125,6 +133,9 @@ class NullOneSided:
         self._memory[offset : offset + nbytes] = 0
 
     release = zero
+
+    def place(self, group: Any, ranks: Sequence[int], offset: int, count: int, dtype: int) -> None:
+        """See ``OneSidedEngine.place``: no haste."""
 
     def put(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ class ShmCollective:
         self._members = tuple(members)
         self._index = index
         self.channel = _core.Channel(control, heap, slot, list(members), index)
+        self.lane = functools.partial(_core.collective, self.channel)
+        self.barrier_lane = functools.partial(_core.barrier, self.channel, heap)
 
     def run(
         self,
@@ -120,6 +123,12 @@ class ShmOneSided:
     def release(self, offset: int, nbytes: int) -> None:
         """See ``OneSidedEngine.release``."""
         self.native.release(offset, nbytes)
+
+    def place(
+        self, group: Any, ranks: Sequence[int], offset: int, count: int, dtype: int
+    ) -> _core.Place:
+        """See ``OneSidedEngine.place``."""
+        return _core.Place(self.native, group.channel, list(ranks), offset, count, dtype)
 
     def put(
         self,
