@@ -179,6 +179,26 @@ def test_a_rank_that_dies_with_mail_waiting_is_no_trouble() -> None:
         assert failure(socks[0])[0] == 1
 
 
+def test_a_rank_that_closes_as_its_mail_goes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = messages.send_now
+    leaving: list[socket.socket] = []
+
+    def send_now(sock: socket.socket, data: bytes, fds: Any = ()) -> None:
+        while leaving and threading.current_thread().name == "bireme-hub":
+            leaving.pop().close()
+        real(sock, data, fds)
+
+    monkeypatch.setattr(messages, "send_now", send_now)
+    with raw(2) as socks, memfd(b"") as fd:
+        for rank, sock in enumerate(socks):
+            if rank == 1:
+                leaving.append(socks[1])
+            real(sock, messages.encode(gather(rank)), [fd])
+        assert [receive(socks[0])["rank"] for _ in socks] == [0, 1]
+        messages.send(socks[0], gather(0))
+        assert failure(socks[0])[0] == 1
+
+
 def test_too_many_descriptors_under_way_only_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     real = messages.send_now
     crowded = iter([True, True, False, True])

@@ -160,6 +160,26 @@ def test_the_hub_has_ended(origin: Any, host: str) -> None:
     end.close()
 
 
+def test_the_hub_ends_half_way_through_its_answer() -> None:
+    ours, hub = pair()
+    end = Rendezvous(0, 2, ours)
+    before = open_fds()
+
+    def serve() -> None:
+        request, _ = messages.receive(hub, LIMIT_S)
+        with memfd(b"") as fd:
+            messages.send(hub, request, [fd])
+        hub.close()
+
+    server = threading.Thread(target=serve)
+    server.start()
+    with pytest.raises(PeerLost, match="the connection to rank 0 has closed"):
+        end.all_gather("t", {}, timeout_s=LIMIT_S)
+    server.join(LIMIT_S)
+    assert settles_at(before - 1)
+    end.close()
+
+
 def test_an_answer_of_an_unknown_kind() -> None:
     ours, hub = pair()
     end = Rendezvous(0, 2, ours)

@@ -140,22 +140,26 @@ def test_a_slow_reader_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     process = _Process()
     text = b"x" * 999 + b"\n"
+    got: list[bytes] = []
+
+    def read() -> None:
+        with os.fdopen(reading, "rb") as pipe:
+            got.append(pipe.read())
+
     with os.fdopen(writing, "w") as ours:
         monkeypatch.setattr(sys, "stdout", ours)
         out = pump([process])
-        feeder = threading.Thread(target=lambda: [os.write(process.out, text) for _ in range(180)])
-        feeder.start()  # more than two pipes hold, and less than three
-        finisher = threading.Thread(target=out.finish, args=(0.0,))
-        time.sleep(0.05)
-        finisher.start()
-        got = b""
-        while got.count(b"\n") < 180:
-            got += os.read(reading, 1000)
-        feeder.join(LIMIT_S)
+        for _ in range(120):  # more than one pipe holds, less than two
+            os.write(process.out, text)
         process.close()
+        finisher = threading.Thread(target=out.finish, args=(0.0,))
+        finisher.start()
+        time.sleep(0.05)
+        reader = threading.Thread(target=read)
+        reader.start()
         finisher.join(LIMIT_S)
-        assert got == (b"[0] " + text) * 180
-    os.close(reading)
+    reader.join(LIMIT_S)
+    assert got == [(b"[0] " + text) * 120]
 
 
 def breaks(fd: int) -> bool:

@@ -119,7 +119,7 @@ Work:
     exception(self, timeout_s=None)
     result(self, timeout_s=None)
     wait(self, timeout_s=None)
-"""
+"""  # noqa: E501
 
 
 def signature(function: object) -> str:

@@ -109,6 +109,22 @@ def test_a_failure_on_one_rank(session: Session) -> None:
     result.stdout.fnmatch_lines(["E *Aborted: rank 1 aborted the world: *test_one*not you*"])
 
 
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="subtests came with pytest 9")
+def test_failures_of_subtests_are_shown(session: Session) -> None:
+    result = session(
+        """
+        @pytest.mark.ranks(2)
+        def test_parts(world, subtests):
+            for part in range(3):
+                with subtests.test(part=part):
+                    assert (part, world.rank) not in [(0, 1), (1, 1)]
+        """
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["rank 1:", "E *assert (0, 1) not in *", "rank 1:"])
+    result.stdout.fnmatch_lines(["E *assert (1, 1) not in *"])
+
+
 def test_the_same_failure_on_all_ranks_is_shown_once(session: Session) -> None:
     result = session(
         """

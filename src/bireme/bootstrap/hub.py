@@ -204,18 +204,16 @@ class Hub:
         self._ends[rank] = end
         self._rounds.enter(rank)
         self._selector.register(sock, end.events, partial(self._ready, end))
-        if self._door and len(self._ends) == self.size:
-            self._shut_door()
+        self._shut_door_when_full()
 
     def _open_door(self, listener: socket.socket, closed: Callable[[], None]) -> None:
         self._door = Door(listener, self._selector, self._join, closed)
-        if len(self._ends) == self.size:
-            self._shut_door()
+        self._shut_door_when_full()
 
-    def _shut_door(self) -> None:
-        door, self._door = self._door, None
-        if door:
-            door.close()
+    def _shut_door_when_full(self) -> None:
+        if self._door and len(self._ends) == self.size:
+            self._door.close()
+            self._door = None
 
     def _join(self, message: Message, sock: socket.socket) -> str | None:
         """Seat a rank that came through the door, or say why not."""

@@ -71,7 +71,9 @@ class NullCollective:
         elif op == "all_to_all":
             ctypes.memmove(dst, src, part * self._size)
         else:
-            ctypes.memmove(dst, src + (self._index * part if op in _PICKS_A_BLOCK else 0), part)
+            source = src + (self._index * part if op in _PICKS_A_BLOCK else 0)
+            if dst != source:  # a root's memory may be read-only
+                ctypes.memmove(dst, source, part)
 
     def lane(self, kind: int, x: Any, out: Any, op: Any, root: Any) -> bool:
         """See ``CollectiveEngine.lane``: no haste."""

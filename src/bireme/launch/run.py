@@ -96,7 +96,7 @@ class _Signals:
     def __init__(self) -> None:
         self._saved: dict[signal.Signals, Any] = {}
         self._ours, self._theirs = socket.socketpair()
-        self._before = -1
+        self._before: int | None = None
 
     def __enter__(self) -> _Signals:
         self._ours.setblocking(False)
@@ -105,14 +105,14 @@ class _Signals:
             wake = self._theirs.fileno()
             self._before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
             for number in _FORWARDED:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as under nohup
                     self._saved[number] = signal.signal(number, _do_nothing)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._saved.items():
             signal.signal(number, handler)
-        if self._saved:
+        if self._before is not None:
             signal.set_wakeup_fd(self._before)
         self._ours.close()
         self._theirs.close()
@@ -122,11 +122,9 @@ class _Signals:
         return self._ours.fileno()
 
     def read(self) -> list[signal.Signals]:
-        """Return the signals that have come."""
-        with contextlib.suppress(BlockingIOError):
-            numbers = self._ours.recv(4096)
-            return [number for number in self._saved if number in numbers]
-        return []
+        """Return the signals that have come; call it when the descriptor is readable."""
+        numbers = self._ours.recv(4096)
+        return [number for number in self._saved if number in numbers]
 
 
 def _do_nothing(_number: int, _frame: object) -> None:

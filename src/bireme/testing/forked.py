@@ -209,7 +209,9 @@ def _values(children: list[_Child], late: list[_Child], timeout_s: float) -> lis
     from bireme.testing import codec
 
     stacks = dump_stacks({child.pid: child.log for child in late})
-    failures, echoes, refused = [], [], []
+    failures: list[str] = []
+    echoes: list[str] = []
+    refused: list[str] = []
     for child in children:
         kind, text = child.data[:1], child.data[1:].decode(errors="replace")
         if child in late:

@@ -24,6 +24,8 @@ _SETTLE_S = 1.0
 _ENVIRONMENT_OF_PYTEST = {"PYTEST_CURRENT_TEST"}
 # Python starts one for the life of the process at the first shared semaphore or memory block.
 _SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# Files that a desktop's programs of the same user make and remove at any time.
+_SHM_OF_OTHERS = (".com.google.", ".org.chromium.", "pulse-shm-")
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ def _descriptors() -> Iterator[tuple[str, str]]:
 def _shm() -> Iterator[tuple[str, str]]:
     for name in _listed(_SHM):
         with contextlib.suppress(OSError):
-            if os.lstat(f"{_SHM}/{name}").st_uid == os.geteuid():
+            ours = os.lstat(f"{_SHM}/{name}").st_uid == os.geteuid()
+            if ours and not name.startswith(_SHM_OF_OTHERS):
                 yield name, f"{_SHM}/{name}"
 
 

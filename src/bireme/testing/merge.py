@@ -23,15 +23,24 @@ class Outcome:
 
     Args:
         rank: The rank.
-        reports: Its reports by phase.
+        reports: Its last report of each phase.
+        earlier: Failed reports before the last one of a phase: of subtests.
         trouble: Why it could not report: it hung, died, or did not know the test.
         sections: Titled text that belongs to the trouble, such as stacks.
     """
 
     rank: int
     reports: dict[str, pytest.TestReport] = field(default_factory=dict)
+    earlier: list[pytest.TestReport] = field(default_factory=list)
     trouble: str | None = None
     sections: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Take the next report of this rank."""
+        before = self.reports.get(report.when or "call")
+        if before is not None and before.failed:
+            self.earlier.append(before)
+        self.reports[report.when or "call"] = report
 
 
 class RankReprs:
@@ -81,10 +90,16 @@ def merge(item: pytest.Item, outcomes: Sequence[Outcome]) -> list[pytest.TestRep
     passed = {rank: report for rank, report in setups.items() if report.passed}
     reached = {**setups, **calls}
     called = bool(calls or troubled) and not any(report.failed for report in setups.values())
-    reports = [_merged(item, "setup", passed if called else reached, [] if called else troubled)]
-    if called:
-        reports.append(_merged(item, "call", reached, troubled))
-    reports.append(_merged(item, "teardown", _phase(outcomes, "teardown"), []))
+    failed = [(outcome.rank, report.longrepr) for outcome in outcomes for report in outcome.earlier]
+    failed += [(outcome.rank, outcome.trouble) for outcome in troubled]
+    sections = [
+        (f"{title} (rank {outcome.rank})", text)
+        for outcome in troubled
+        for title, text in outcome.sections
+    ]
+    reports = [_merged(item, "setup", passed)] if called else []
+    reports.append(_merged(item, "call" if called else "setup", reached, failed, sections))
+    reports.append(_merged(item, "teardown", _phase(outcomes, "teardown")))
     return reports
 
 
@@ -96,18 +111,14 @@ def _merged(
     item: pytest.Item,
     when: Phase,
     reports: dict[int, pytest.TestReport],
-    troubled: Sequence[Outcome],
+    failed: Sequence[tuple[int, Any]] = (),
+    sections: Sequence[tuple[str, str]] = (),
 ) -> pytest.TestReport:
-    verdict, longrepr, extra = _verdict(reports, troubled)
-    sections = [
+    verdict, longrepr, extra = _verdict(reports, failed)
+    told = [
         (f"{title} (rank {rank})", text)
         for rank, report in sorted(reports.items())
         for title, text in report.sections
-    ]
-    sections += [
-        (f"{title} (rank {outcome.rank})", text)
-        for outcome in troubled
-        for title, text in outcome.sections
     ]
     now = time.time()
     start = min((report.start for report in reports.values()), default=now)
@@ -123,7 +134,7 @@ def _merged(
         outcome=verdict,
         longrepr=longrepr,
         when=when,
-        sections=sections,
+        sections=[*told, *sections],
         duration=stop - start,
         start=start,
         stop=stop,
@@ -136,26 +147,25 @@ def _merged(
 Verdict = tuple[Literal["passed", "failed", "skipped"], Any, dict[str, Any]]
 
 
-def _verdict(reports: dict[int, pytest.TestReport], troubled: Sequence[Outcome]) -> Verdict:
+def _verdict(reports: dict[int, pytest.TestReport], failed: Sequence[tuple[int, Any]]) -> Verdict:
     """Decide the outcome, what is shown of it, and the mark of an expected failure."""
-    if not troubled and (expected := _expected_failure(list(reports.values()))):
+    if not failed and (expected := _expected_failure(list(reports.values()))):
         return expected
-    failed = {rank: report.longrepr for rank, report in reports.items() if report.failed}
-    failed.update({outcome.rank: outcome.trouble for outcome in troubled})
-    if failed:
-        return "failed", RankReprs(_grouped(failed)), {}
+    shown = [(rank, report.longrepr) for rank, report in reports.items() if report.failed]
+    if shown or failed:
+        return "failed", RankReprs(_grouped([*failed, *shown])), {}
     skipped = {rank: report.longrepr for rank, report in reports.items() if report.skipped}
     if not skipped:
         return "passed", None, {}
     reasons = {_reason(report.longrepr) for report in reports.values() if report.skipped}
     if len(skipped) == len(reports) and len(reasons) == 1:
         return "skipped", next(iter(skipped.values())), {}
-    told = {
-        rank: f"skipped: {_reason(report.longrepr)}" if report.skipped else "passed"
+    told = [
+        (rank, f"skipped: {_reason(report.longrepr)}" if report.skipped else "passed")
         for rank, report in reports.items()
-    }
-    told = {rank: f"the ranks disagree: this one {text}" for rank, text in told.items()}
-    return "failed", RankReprs(_grouped(told)), {}
+    ]
+    disagreed = [(rank, f"the ranks disagree: this one {text}") for rank, text in told]
+    return "failed", RankReprs(_grouped(disagreed)), {}
 
 
 def _expected_failure(reports: Sequence[pytest.TestReport]) -> Verdict | None:
@@ -174,10 +184,10 @@ def _reason(longrepr: Any) -> str:
     return str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
 
 
-def _grouped(shown: dict[int, Any]) -> list[tuple[str, Any]]:
+def _grouped(shown: Sequence[tuple[int, Any]]) -> list[tuple[str, Any]]:
     """Put ranks with the same text under one heading."""
     groups: dict[str, tuple[list[int], Any]] = {}
-    for rank, text in sorted(shown.items()):
+    for rank, text in sorted(shown, key=lambda pair: pair[0]):
         groups.setdefault(str(text), ([], text))[0].append(rank)
     return [
         (", ".join(f"rank {rank}" for rank in ranks) + ":", text) for ranks, text in groups.values()

@@ -75,7 +75,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse the marker where pytest cannot parametrise."""
+    """Forget an earlier try of the test; refuse the marker where pytest cannot parametrise."""
+    if _FAILURE in item.stash:
+        del item.stash[_FAILURE]
     if item.get_closest_marker("ranks") and _size(item) is None:
         pytest.fail(
             "the marker `ranks` needs a test function or a plain class; methods of "
@@ -161,10 +163,13 @@ def _run_ranked(
     workers = item.config.stash[_WORKERS].setdefault(size, WorkerSet(size, item.config))
     marker = item.get_closest_marker("ranks")
     timeout_s = float(marker.kwargs.get("timeout", _TIMEOUT_S)) if marker else _TIMEOUT_S
+    following = _following(item, size)
     outcomes: list[Outcome] = []
 
     def run() -> None:
-        outcomes.extend(workers.run(item, _following(item, size), timeout_s))
+        outcomes.extend(workers.run(item, following, timeout_s))
+        if following is None:
+            workers.stop()
 
     stops = (KeyboardInterrupt, pytest.exit.Exception)
     call = pytest.CallInfo.from_call(run, when="call", reraise=stops)

@@ -247,7 +247,7 @@ class WorkerSet:
             report.sections = [tuple(section) for section in report.sections]
             if isinstance(report.longrepr, list):
                 report.longrepr = tuple(report.longrepr)  # of a skip: JSON has no tuples
-            outcome.reports[report.when] = report
+            outcome.add(report)
         if output := worker.log.take():
             for report in list(outcome.reports.values())[-1:]:
                 report.sections.append(("Captured worker output", output))
