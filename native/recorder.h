@@ -46,19 +46,18 @@ class Recorder {
     ~Call() { end(3); }
     Call(const Call&) = delete;
     void finish() { end(2); }
-    void path(u32 path);
-    void waited(u64 ns) { wait_ns_ += ns; }
-    void group_seq(u64 seq);
-    u64 seq() const { return seq_; }
+    void path(u32 path) { own_.path = path; }
+    void waited(u64 ns) { own_.wait_ns += ns; }
+    void group_seq(u64 seq) { own_.group_seq = seq; }
+    u64 seq() const { return own_.seq; }
     const CallInfo& info() const { return info_; }
 
    private:
     void end(u32 state);
     Recorder& recorder_;
     CallInfo info_;
-    Entry* entry_;
-    u64 seq_, start_ns_, wait_ns_ = 0;
-    bool ended_ = false;
+    Entry own_{};
+    Entry* shared_;
   };
 
   // Adds the time of its scope to what the call has waited.

@@ -20,6 +20,10 @@ class Mapping {
   Mapping& operator=(Mapping&& other) noexcept;
   u8* data() const { return data_; }
   u64 bytes() const { return bytes_; }
+  // For ranks that are threads of one process: mappings of the same memory are one mapping, so that
+  // ThreadSanitizer sees what they share. Set before the first mapping, never reset.
+  static bool one_per_process;
+
   void leave_mapped() { data_ = nullptr; }  // views outlive the owner
 
  private:

@@ -48,7 +48,7 @@ class Arena:
         raise EngineError(
             f"the symmetric heap is full: expected a free range of {size} bytes, found at most "
             f"{self.largest_bytes} of {self.free_bytes} free bytes in an arena of {self.nbytes}; "
-            "raise BIREME_HEAP_BYTES or init(heap_bytes=…), or split(heap_bytes=…) for a group"
+            "raise BIREME_HEAP_BYTES or init(heap_bytes=...), or split(heap_bytes=...) for a group"
         )
 
     def release(self, offset: int, size: int) -> None:

@@ -167,7 +167,7 @@ def _of_numpy(x: np.ndarray[Any, Any], what: str, writes: bool) -> Buffer:
     if code is None or not x.dtype.isnative:
         raise TypeError(f"{what}: expected dtype {', '.join(DTYPES)}, found {x.dtype.str!r}")
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{what}: a masked array's mask would be lost; pass x.filled(…)")
+        raise TypeError(f"{what}: a masked array's mask would be lost; pass x.filled(...)")
     if not x.flags.c_contiguous:
         raise ValueError(
             f"{what}: expected a C-contiguous array, found strides {x.strides} for shape "

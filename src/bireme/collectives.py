@@ -142,13 +142,13 @@ class Collectives:
         """Combine ``x`` over all ranks and give rank i block i of the result (ncclReduceScatter).
 
         Args:
-            x: Array of shape (size * n, …): dim 0 is split into equal blocks.
+            x: Array of shape (size * n, ...): dim 0 is split into equal blocks.
             op: As in ``all_reduce``.
-            out: Array of shape (n, …); ``None`` makes one. May be the own block of ``x``.
+            out: Array of shape (n, ...); ``None`` makes one. May be the own block of ``x``.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
-            The block, of shape (n, …).
+            The block, of shape (n, ...).
         """
         plain = out is not None and not async_op and stream is None
         if plain and self.collective.lane(_REDUCE_SCATTER, x, out, op, -1):
@@ -196,12 +196,12 @@ class Collectives:
         """Join the ranks' arrays on dim 0, on every rank (ncclAllGather).
 
         Args:
-            x: Array of shape (n, …), the same everywhere; a 0-d array counts as shape (1,).
-            out: Array of shape (size * n, …); ``None`` makes one. ``x`` may be its own block.
+            x: Array of shape (n, ...), the same everywhere; a 0-d array counts as shape (1,).
+            out: Array of shape (size * n, ...); ``None`` makes one. ``x`` may be its own block.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
-            The joined array, of shape (size * n, …).
+            The joined array, of shape (size * n, ...).
         """
         plain = out is not None and not async_op and stream is None
         if plain and self.collective.lane(_ALL_GATHER, x, out, None, -1):
@@ -228,9 +228,9 @@ class Collectives:
         """Join the ranks' arrays on dim 0, on ``root`` only (ncclGather).
 
         Args:
-            x: Array of shape (n, …), the same everywhere.
+            x: Array of shape (n, ...), the same everywhere.
             root: Rank that gets the result.
-            out: Array of shape (size * n, …), used on ``root``; ``None`` makes one.
+            out: Array of shape (size * n, ...), used on ``root``; ``None`` makes one.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
@@ -258,13 +258,13 @@ class Collectives:
         """Give rank i block i of what ``x`` holds on ``root`` (ncclScatter).
 
         Args:
-            x: Array of shape (size * n, …) on ``root``; not looked at elsewhere.
+            x: Array of shape (size * n, ...) on ``root``; not looked at elsewhere.
             root: The rank whose array is split.
-            out: Array of shape (n, …); ``None`` makes one; needed with ``async_op``.
+            out: Array of shape (n, ...); ``None`` makes one; needed with ``async_op``.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
-            The block, of shape (n, …).
+            The block, of shape (n, ...).
         """
         self._rank_of(root, "root")
         src = arrays.read(x, "x") if self.rank == root else None
@@ -285,7 +285,7 @@ class Collectives:
         """Send block i of ``x`` to rank i and join what arrives in rank order (ncclAlltoAll).
 
         Args:
-            x: Array of shape (size * n, …): dim 0 is split into equal blocks.
+            x: Array of shape (size * n, ...): dim 0 is split into equal blocks.
             out: Array of the same shape, ``x`` itself for in place; ``None`` makes one.
             async_op, stream: As in ``all_reduce``.
 
@@ -385,7 +385,7 @@ class Collectives:
             )
 
     def _told_by_root(self, src: Buffer | None, root: int, like: Buffer | None) -> Buffer:
-        """Return a stand-in of the shape (n, …) and dtype that root scatters."""
+        """Return a stand-in of the shape (n, ...) and dtype that root scatters."""
         words = np.zeros(_META, np.int64)
         if src is not None:
             shape = self._block_shape(src, "x")

@@ -42,7 +42,7 @@ class CollectiveEngine(Protocol):
         """Run one collective; every rank of the group calls it.
 
         Args:
-            op: ``"all_reduce"``, ``"barrier"``, ``"allocate"``, … as the recorder names them.
+            op: ``"all_reduce"``, ``"barrier"``, ``"allocate"``, ... as the recorder names them.
             dtype: Index into ``arrays.DTYPES``.
             count: Elements of one rank's part.
             reduction: Index into ``arrays.REDUCTIONS``.
