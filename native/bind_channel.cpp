@@ -53,6 +53,8 @@ void bind_channel(nb::module_& m) {
            nb::arg("control"), nb::arg("heap"), nb::arg("slot"), nb::arg("members"),
            nb::arg("index"))
       .def_prop_ro("slot", &Channel::slot)
+      .def("dropped", &Channel::dropped, nb::arg("by"))
+      .def_prop_ro("all_dropped", &Channel::all_dropped)
       .def_prop_ro("staged_bytes", &Channel::staged_bytes)
       .def_prop_ro("inline_bytes", &Channel::inline_bytes)
       .def("run", &run, nb::arg("kind"), nb::arg("dtype"), nb::arg("count"), nb::arg("reduction"),

@@ -70,10 +70,15 @@ nb::object value_of(u64 bits, DType dtype) {
 
 void bind_heap(nb::module_& m) {
   nb::class_<Heap>(m, "Heap")
-      .def(nb::init<std::shared_ptr<Control>, std::vector<int>, u64, bool>(), nb::arg("control"),
-           nb::arg("fds"), nb::arg("bytes"), nb::arg("lazy"))
+      .def(nb::new_([](std::shared_ptr<Control> control, std::vector<int> fds, u64 bytes,
+                       u32 delivery, u64 seed) {
+             return std::make_shared<Heap>(std::move(control), std::move(fds), bytes,
+                                           static_cast<Delivery>(delivery), seed);
+           }),
+           nb::arg("control"), nb::arg("fds"), nb::arg("bytes"), nb::arg("delivery"),
+           nb::arg("seed"))
       .def_prop_ro("bytes", &Heap::bytes)
-      .def_prop_ro("lazy", &Heap::lazy)
+      .def_prop_ro("defers", &Heap::defers)
       .def(
           "address",
           [](Heap& h, u32 rank, u64 offset) { return reinterpret_cast<u64>(h.at(rank, offset)); },
@@ -89,6 +94,8 @@ void bind_heap(nb::module_& m) {
           },
           nb::arg("rank"), nb::arg("offset"), nb::arg("bytes"), nb::arg("owner"),
           nb::arg("read_only") = false)
+      .def("commit", &Heap::commit, nb::arg("offset"), nb::arg("bytes"),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("zero", &Heap::zero, nb::arg("offset"), nb::arg("bytes"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("release", &Heap::release, nb::arg("offset"), nb::arg("bytes"))

@@ -177,6 +177,8 @@ void Channel::announce(const Exchange& x, Recorder::Call& record) {
   said.src_offset = mine ? heap_->offset_of(call.src, x.source) : kNone;
   const u64 result = x.shape.how == Shape::concat ? x.part * size() : x.part;
   said.dst_offset = x.consumes(index_) ? heap_->offset_of(call.dst, result) : kNone;
+  if (info.kind == Kind::barrier)
+    said.src_offset = static_cast<u64>(dropped_.load(std::memory_order_relaxed));
   // In place, an exchange of blocks would overwrite what others still read.
   if (info.kind == Kind::all_to_all && call.src == call.dst) said.src_offset = kNone;
   if (mine && x.source && x.source <= kInlineBytes && call.refused.empty()) {
@@ -188,14 +190,16 @@ void Channel::announce(const Exchange& x, Recorder::Call& record) {
 
 void Channel::compare() {
   const Announcement& mine = member(index_).said[step_ & 1];
-  bool same = true;
+  bool same = true, dropped = mine.kind == static_cast<u32>(Kind::barrier);
   for (u32 i = 0; i < size(); ++i) {
     const Announcement& a = member(i).said[step_ & 1];
     if (a.refused) fail_refused(i);
+    dropped &= a.src_offset != 0;
     same &= a.kind == mine.kind && a.dtype == mine.dtype && a.count == mine.count &&
             a.reduction == mine.reduction && a.root == mine.root && a.extra == mine.extra;
   }
   if (!same) fail_mismatch();
+  all_dropped_ = dropped;
 }
 
 std::string Channel::described(u32 i) const {

@@ -41,6 +41,10 @@ class Channel {
   u32 index() const { return index_; }
   u32 slot() const { return slot_; }
   bool closed() const { return closed_; }
+  // Arrays of this rank that the program has dropped and that are not freed yet; barriers tell the
+  // others. After a barrier, whether every member had some: then all collect.
+  void dropped(i64 by) { dropped_.fetch_add(by, std::memory_order_relaxed); }
+  bool all_dropped() const { return all_dropped_; }
   Control& control() { return *control_; }
 
   // Calls of one channel run in the order of their tickets, whichever thread runs them.
@@ -83,6 +87,8 @@ class Channel {
   Pipe* pipes_at_;
   u64 step_ = 0;
   bool closed_ = false;
+  std::atomic<i64> dropped_{0};
+  bool all_dropped_ = false;
   u64 staged_bytes_ = 0, inline_bytes_ = 0;
   std::vector<const void*> sources_;  // of the call that has its turn
   std::vector<void*> targets_;

@@ -46,9 +46,9 @@ void* shared_mapping(ino_t inode, int fd, u64 offset, u64 bytes) {
 
 }  // namespace
 
-Mapping::Mapping(int fd, u64 offset, u64 bytes) : bytes_(bytes) {
+Mapping::Mapping(int fd, u64 offset, u64 bytes, bool reserve) : bytes_(bytes) {
   struct stat info;
-  if (fstat(fd, &info) != 0 || static_cast<u64>(info.st_size) < offset + bytes)
+  if (fstat(fd, &info) != 0 || (!reserve && static_cast<u64>(info.st_size) < offset + bytes))
     throw Failure(Code::engine, "a shared segment is smaller than announced: expected " +
                                     std::to_string(offset + bytes) + " bytes");
   if (one_per_process) {
@@ -59,7 +59,8 @@ Mapping::Mapping(int fd, u64 offset, u64 bytes) : bytes_(bytes) {
                   fd, static_cast<off_t>(offset));
   if (at == MAP_FAILED)
     throw Failure(Code::engine, "cannot map " + std::to_string(bytes) +
-                                    " bytes of shared memory: " + std::strerror(errno));
+                                    " bytes of shared memory: " + std::strerror(errno) +
+                                    "; BIREME_HEAP_BYTES limits what a heap reserves");
   data_ = static_cast<u8*>(at);
 }
 

@@ -14,7 +14,8 @@ int create_segment(const char* name, u64 bytes);
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(int fd, u64 offset, u64 bytes);
+  // `reserve` allows addresses past the end of the memory, which may grow.
+  Mapping(int fd, u64 offset, u64 bytes, bool reserve = false);
   ~Mapping();
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;

@@ -39,8 +39,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "BIREME_HEAP_BYTES",
         bytes,
-        "256M",
-        "Size of each rank's symmetric heap; memory is taken only when used.",
+        "0",
+        "How far each rank's symmetric heap may grow; 0: as far as the machine has memory.",
     ),
     Knob("BIREME_TIMEOUT_S", float, 1800.0, "Deadline of every wait, in seconds."),
     Knob(
@@ -53,8 +53,8 @@ KNOBS: tuple[Knob, ...] = (
         "BIREME_DELIVERY",
         str,
         "eager",
-        "When puts land: at once, or as late as the rules allow.",
-        ("eager", "lazy"),
+        "When puts land: at once, as late as the rules allow, or at random.",
+        ("eager", "lazy", "random"),
     ),
     Knob(
         "BIREME_SPIN", int, -1, "Polls of a wait before it yields; -1 chooses by ranks and cores."
@@ -66,6 +66,7 @@ KNOBS: tuple[Knob, ...] = (
         "What is printed to stderr; info shows decisions.",
         ("error", "warning", "info", "debug"),
     ),
+    Knob("BIREME_SEED", int, 0, "Seed of random delivery."),
     Knob("BIREME_RANK", int, -1, "Set by `bireme run`: this process's rank."),
     Knob("BIREME_SIZE", int, -1, "Set by `bireme run`: number of ranks."),
     Knob(

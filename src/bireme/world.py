@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bireme import _core, arrays
+from bireme.allocation import Symmetric
 from bireme.arena import Arena
 from bireme.collectives import Collectives
 from bireme.errors import BiremeError, MismatchError, UsageError
 from bireme.routes import Routes
 from bireme.streams import Stream, Work
-from bireme.symmetric import Symmetric
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -84,6 +84,8 @@ class Group(Collectives):
             self.one_sided.quiet(self.slot)
             self.collective.run("barrier", _INT64, 0)
         self.world.sources_done()
+        if self.collective.all_dropped:
+            self.symmetric.collect()
 
     def quiet(self, *, stream: Any = None) -> None:
         """Complete all earlier puts and gets of this rank, at their targets (shmem_quiet)."""
@@ -118,7 +120,7 @@ class Group(Collectives):
             self.check_open("split")
             wish = _wish(color, key, heap_bytes)
         self.collective.run("split", _INT64, 0)
-        table = self._exchange(wish)
+        table = self.exchange(wish)
         for c in set(table[:, 0].tolist()) - {-1}:
             sizes = table[table[:, 0] == c, 2]
             if len(set(sizes.tolist())) > 1:
@@ -155,7 +157,8 @@ class Group(Collectives):
         key = list(ranks).index(self.rank) if inside else 0
         return self.split(0 if inside else None, key, heap_bytes if inside else 0)
 
-    def _exchange(self, words: Sequence[int]) -> np.ndarray[Any, Any]:
+    def exchange(self, words: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return one row of int64 words from every rank; a collective of the group."""
         mine = np.array(words, np.int64)
         table = np.empty((self.size, len(words)), np.int64)
         self.collective.run(

@@ -37,7 +37,7 @@ struct Rank {
     control = std::make_shared<Control>(dup(control_fd), rank, size, peers, Limits{60, 30, 50});
     std::vector<int> fds;
     for (int fd : heaps) fds.push_back(dup(fd));
-    heap = std::make_shared<Heap>(control, fds, kHeapBytes, false);
+    heap = std::make_shared<Heap>(control, fds, kHeapBytes, Delivery::eager, 0);
     std::vector<u32> members;
     for (u32 r = 0; r < size; ++r) members.push_back(r);
     channel = std::make_shared<Channel>(control, heap, 0, members, rank);

@@ -66,6 +66,11 @@ class CollectiveEngine(Protocol):
             False where the face must check them in full; nothing has happened then.
         """
 
+    all_dropped: bool  # whether every rank told the last barrier of arrays it has dropped
+
+    def dropped(self, by: int) -> None:
+        """Count arrays that this rank has dropped, for the next barrier to tell."""
+
     def barrier_lane(self) -> bool:
         """Complete this rank's puts and run a barrier at once; False where the face must."""
 
@@ -103,6 +108,14 @@ class OneSidedEngine(Protocol):
 
     def address(self, rank: int, offset: int) -> int | None:
         """Return where this process can load and store that memory, or ``None``."""
+
+    def commit(self, offset: int, nbytes: int, ranks: int) -> int | None:
+        """Take memory for the own part of that range, as ``ranks`` ranks of this host do now.
+
+        Returns:
+            ``None`` when it is taken. Where the system has not enough for all of them, how many
+            bytes it has; nothing is taken then.
+        """
 
     def zero(self, offset: int, nbytes: int) -> None:
         """Clear the own part."""

@@ -48,6 +48,7 @@ class NullCollective:
     def __init__(self, size: int, index: int) -> None:
         self._size = size
         self._index = index
+        self._dropped = 0
 
     def run(
         self,
@@ -78,6 +79,15 @@ class NullCollective:
     def lane(self, kind: int, x: Any, out: Any, op: Any, root: Any) -> bool:
         """See ``CollectiveEngine.lane``: no haste."""
         return False
+
+    @property
+    def all_dropped(self) -> bool:
+        """See ``CollectiveEngine.all_dropped``."""
+        return self._dropped > 0
+
+    def dropped(self, by: int) -> None:
+        """See ``CollectiveEngine.dropped``."""
+        self._dropped += by
 
     def barrier_lane(self) -> bool:
         """See ``CollectiveEngine.barrier_lane``."""
@@ -129,6 +139,10 @@ class NullOneSided:
 
     def _at(self, offset: int) -> int:
         return int(self._memory.__array_interface__["data"][0]) + offset
+
+    def commit(self, offset: int, nbytes: int, ranks: int) -> int | None:
+        """See ``OneSidedEngine.commit``: taken when it is touched."""
+        return None
 
     def zero(self, offset: int, nbytes: int) -> None:
         """See ``OneSidedEngine.zero``."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bireme import _core
+from bireme import _core, memory
 
 __all__ = ["ShmCollective", "ShmOneSided"]
 
@@ -18,6 +18,8 @@ _ATOMIC = {
     name: code
     for code, name in enumerate(("fetch", "set", "add", "and", "or", "xor", "swap", "compare_swap"))
 }
+DELIVERIES = ("eager", "lazy", "random")  # native/heap.h: enum class Delivery
+_STEP_BYTES = 64 << 20
 _INT64 = _core.DTYPES.index("int64")
 _NO_SIGNAL = 2**64 - 1
 
@@ -89,6 +91,15 @@ class ShmCollective:
         self.channel.close(self.channel.slot == 0)
 
     @property
+    def all_dropped(self) -> bool:
+        """See ``CollectiveEngine.all_dropped``."""
+        return bool(self.channel.all_dropped)
+
+    def dropped(self, by: int) -> None:
+        """See ``CollectiveEngine.dropped``."""
+        self.channel.dropped(by)
+
+    @property
     def staged_bytes(self) -> int:
         """Bytes that this rank copied into staging memory; none where buffers lie in the heap."""
         return int(self.channel.staged_bytes)
@@ -103,10 +114,13 @@ class ShmOneSided:
         for dtype in ("bool", "int8", "int16", "uint8", "uint16", "float16", "bfloat16")
     }
 
-    def __init__(self, control: Any, fds: list[int], heap_bytes: int, *, lazy: bool) -> None:
-        self.native = _core.Heap(control, fds, heap_bytes, lazy)
+    def __init__(
+        self, control: Any, fds: list[int], heap_bytes: int, delivery: str, seed: int
+    ) -> None:
+        self.native = _core.Heap(control, fds, heap_bytes, DELIVERIES.index(delivery), seed)
         self.heap_bytes = heap_bytes
-        self.defers = lazy
+        self._budget = memory.Budget()
+        self.defers = delivery != "eager"
 
     def view(self, rank: int, offset: int, nbytes: int, owner: object) -> Any:
         """See ``OneSidedEngine.view``."""
@@ -115,6 +129,18 @@ class ShmOneSided:
     def address(self, rank: int, offset: int) -> int:
         """See ``OneSidedEngine.address``: every peer is mapped."""
         return int(self.native.address(rank, offset))
+
+    def commit(self, offset: int, nbytes: int, ranks: int) -> int | None:
+        """See ``OneSidedEngine.commit``: in steps, while the system has enough for all ranks."""
+        if not self._budget.spend(nbytes * ranks):
+            return self._budget.room
+        for at in range(offset, offset + nbytes, _STEP_BYTES):
+            step = min(_STEP_BYTES, offset + nbytes - at)
+            crowded = at > offset and not self._budget.spend(step * ranks)
+            if crowded or not self.native.commit(at, step):
+                self.native.release(offset, at - offset)
+                return self._budget.room
+        return None
 
     def zero(self, offset: int, nbytes: int) -> None:
         """See ``OneSidedEngine.zero``."""
