@@ -320,7 +320,7 @@ class Collectives:
         src = arrays.read(x, "x")
         later = self._two_sided("send", peer, async_op, stream)
         native = self.collective.send(src.dtype, src.count, peer, src.pointer, later)
-        return self._work(native, None, (src,)) if async_op else None
+        return self._work("send", native, None, (src,)) if async_op else None
 
     def recv(self, x: Any, peer: int, *, async_op: bool = False, stream: Any = None) -> Any:
         """Receive into ``x`` what ``peer`` sends (ncclRecv).
@@ -339,7 +339,7 @@ class Collectives:
         dst = arrays.write(x, "x")
         later = self._two_sided("recv", peer, async_op, stream)
         native = self.collective.recv(dst.dtype, dst.count, peer, dst.pointer, later)
-        return self._work(native, x, (dst,)) if async_op else x
+        return self._work("recv", native, x, (dst,)) if async_op else x
 
     def _two_sided(self, op: str, peer: int, async_op: bool, stream: Any) -> Any:
         self._rank_of(peer, "peer")
@@ -432,10 +432,11 @@ class Collectives:
         )
         if result is ...:
             result = dst.owner if dst else src.owner if src else None
-        return self._work(native, result, (src, dst)) if async_op else result
+        return self._work(op, native, result, (src, dst)) if async_op else result
 
-    def _work(self, native: Any, result: Any, keep: tuple[Any, ...]) -> Work:
-        work = Work(native, result, keep)
+    def _work(self, op: str, native: Any, result: Any, keep: tuple[Any, ...]) -> Work:
+        site = self.world.here(op)
+        work = Work(native, result, keep, lambda end: self.world.forgotten(f"{site}, which {end}"))
         self.world.in_flight(work)
         return work
 

@@ -7,6 +7,7 @@ two faces: the collectives (``bireme.collectives``) and ``symmetric`` (``bireme.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Group", "World"]
 
 _INT64 = arrays.DTYPES.index("int64")
+_FORGOTTEN_SHOWN = 8  # calls named in the report about works without a wait
+log = logging.getLogger("bireme")
 _PEER_LOST, _ABORTED = 3, 5  # native/layout.h: enum class Code
 _CLOSED, _FINISHED, _FAILED = 2, 3, 4  # native/layout.h: enum class RankState
 
@@ -213,6 +216,8 @@ class World(Group):
         self._streams = [self._default]
         self._thread = threading.local()
         self._works: list[Work] = []
+        self._forgotten: list[str] = []
+        self._forgotten_calls = 0
         self._sources: list[Any] = []
         super().__init__(
             self, range(host.size), host.collective, Arena(0, host.one_sided.heap_bytes)
@@ -281,6 +286,17 @@ class World(Group):
         self._works = [w for w in self._works if not w.done()]
         self._works.append(work)
 
+    def here(self, op: str) -> str:
+        """Return a call's name with the user's line, for reports."""
+        control = self.host.control
+        return f"{op} at {_core.here(control)}" if control is not None else op
+
+    def forgotten(self, call: str) -> None:
+        """Note an asynchronous call whose work was dropped without a wait; told at close."""
+        self._forgotten_calls += 1
+        if len(self._forgotten) < _FORGOTTEN_SHOWN:
+            self._forgotten.append(call)
+
     def keep_until_quiet(self, source: Any) -> None:
         """Keep what a ``put_nbi`` reads later."""
         if self.one_sided.defers:
@@ -331,4 +347,10 @@ class World(Group):
 
     def _let_go(self, state: int, note: str) -> None:
         self.closed = self._closed = True
+        self._works = [w for w in self._works if not w.done()]
+        if self._forgotten_calls:
+            log.warning(
+                "rank %d: %d asynchronous calls were never waited for: %s",
+                self.rank, self._forgotten_calls, "; ".join(self._forgotten),
+            )  # fmt: skip
         self.host.leave(self._streams, state, note)

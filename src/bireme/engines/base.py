@@ -66,7 +66,9 @@ class CollectiveEngine(Protocol):
             False where the face must check them in full; nothing has happened then.
         """
 
-    all_dropped: bool  # whether every rank told the last barrier of arrays it has dropped
+    @property
+    def all_dropped(self) -> bool:
+        """Whether every rank told the last barrier of arrays that it has dropped."""
 
     def dropped(self, by: int) -> None:
         """Count arrays that this rank has dropped, for the next barrier to tell."""
