@@ -81,6 +81,13 @@ KNOBS: tuple[Knob, ...] = (
         "",
         "Folder of the bootstrap socket under torchrun; default XDG_RUNTIME_DIR, then /tmp.",
     ),
+    Knob(
+        "BIREME_PEERS_DIR",
+        str,
+        "",
+        "Folder of the MPI libraries that `bireme bench` compares with; default "
+        "XDG_CACHE_HOME/bireme/peers, then ~/.cache/bireme/peers.",
+    ),
 )
 
 # Variables of others that bireme reads or sets.

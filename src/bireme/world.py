@@ -50,7 +50,7 @@ class Group(Collectives):
         self.rank = self.ranks.index(world.world_index)
         self.collective = collective
         self.arena = arena
-        self.symmetric = Symmetric(self)
+        self.symmetric: Symmetric = Symmetric(self)
         self._closed = False
 
     def __repr__(self) -> str:
