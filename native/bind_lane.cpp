@@ -235,8 +235,8 @@ Place make_place(std::shared_ptr<Heap> heap, std::shared_ptr<Channel> group, std
 }  // namespace
 
 void bind_lane(nb::module_& m) {
-  m.def("collective", &collective, nb::arg("channel"), nb::arg("kind"), nb::arg("x"),
-        nb::arg("out").none(), nb::arg("op"), nb::arg("root"));
+  m.def("collective", &collective, nb::arg("channel"), nb::arg("kind"), nb::arg("x").none(),
+        nb::arg("out").none(), nb::arg("op").none(), nb::arg("root").none());
   m.def(
       "set_symmetric", [](nb::handle type) { symmetric_array = type.inc_ref().ptr(); },
       nb::arg("type"));
@@ -246,9 +246,9 @@ void bind_lane(nb::module_& m) {
            nb::arg("offset"), nb::arg("count"), nb::arg("dtype"))
       .def("close", [](Place& p) { *p.open = false; })
       .def("part", &Place::part, nb::arg("offset"), nb::arg("count"))
-      .def("put", &Place::put, nb::arg("src"), nb::arg("peer"), nb::arg("signal").none(),
-           nb::arg("value"), nb::arg("op"))
-      .def("get", &Place::get, nb::arg("dst"), nb::arg("peer"));
+      .def("put", &Place::put, nb::arg("src").none(), nb::arg("peer").none(),
+           nb::arg("signal").none(), nb::arg("value").none(), nb::arg("op").none())
+      .def("get", &Place::get, nb::arg("dst").none(), nb::arg("peer").none());
 }
 
 }  // namespace bireme

@@ -60,8 +60,7 @@ void bind_record(nb::module_& m) {
       "flow", [](Control& c, const std::string& label) { return c.recorder().flow(label); },
       nb::arg("control"), nb::arg("label"));
   m.def(
-      "here",
-      [](Control& c) { return text_at(c.block(c.rank()), call_site(c.recorder())); },
+      "here", [](Control& c) { return text_at(c.block(c.rank()), call_site(c.recorder())); },
       nb::arg("control"));
   m.def("calls", &calls_of, nb::arg("control"), nb::arg("rank"), nb::arg("last"));
   m.def("totals", &totals_of, nb::arg("control"));
