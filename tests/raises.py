@@ -23,7 +23,9 @@ def raises(path: Path) -> Iterator[ast.Raise]:
 
 def never_raised(report: Path) -> list[str]:
     files = json.loads(report.read_text(encoding="utf-8"))["files"]
-    executed = {(ROOT / name).resolve(): set(told["executed_lines"]) for name, told in files.items()}
+    executed = {
+        (ROOT / name).resolve(): set(told["executed_lines"]) for name, told in files.items()
+    }
     return [
         f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)[:80]}"
         for path in sorted((ROOT / "src" / "bireme").rglob("*.py"))

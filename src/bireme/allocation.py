@@ -148,7 +148,7 @@ class Symmetric:
 
     def signals(self, n: int) -> Signals:
         """Allocate ``n`` signals, 0 on every rank; a collective of the group."""
-        return Signals(self._allocate(int(n), "uint64", None, 0))
+        return Signals(self._allocate((n,), "uint64", None, 0))
 
     def _allocate(self, shape: Any, dtype: Any, device: Any, value: Any) -> SymmetricArray:
         group = self._group

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -444,14 +444,23 @@ class Collectives:
         with contextlib.suppress(BiremeError):
             self.collective.refuse(op, f"{type(error).__name__}: {error}")
 
-    @contextlib.contextmanager
-    def refusing(self, op: str) -> Iterator[None]:
+    def refusing(self, op: str) -> _Refusing:
         """Publish ``op`` as refused when the block raises for its arguments."""
-        try:
-            yield
-        except (TypeError, ValueError, UsageError) as error:
-            self._refuse(op, error)
-            raise
+        return _Refusing(functools.partial(self._refuse, op))
+
+
+class _Refusing:
+    """No generator: the frames of contextlib would stand where the user's line is looked for."""
+
+    def __init__(self, refuse: Callable[[Exception], None]) -> None:
+        self._refuse = refuse
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (TypeError, ValueError, UsageError)):
+            self._refuse(error)
 
 
 def _reduction(op: str, buffer: Buffer) -> int:

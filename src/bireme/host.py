@@ -67,8 +67,8 @@ class Host:
         return self.control is not None and bool(self.control.aborted())
 
     def abort(self, code: int, text: str) -> None:
-        """End the world for all ranks; the first text wins."""
-        if self.control is not None:
+        """End the world for all ranks; the first text wins. A forked child ends nobody's."""
+        if self.control is not None and self.ours:
             self.control.abort(code, text)
 
     def leave(self, streams: Sequence[Stream], state: int, note: str) -> None:
@@ -256,7 +256,7 @@ def _after_fork() -> None:
 def _failing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Tell the other ranks why this one ends, then do what Python would do."""
     for world in list(_worlds):
-        if not world.closed and world.host.control is not None:
+        if not world.closed and world.host.control is not None and world.host.ours:
             text = f"{kind.__name__}: {error}"
             world.host.abort(_PEER_LOST, f"rank {world.rank} failed: {text}")
             world.host.control.set_state(_FAILED, text)

@@ -8,6 +8,7 @@ import os
 import threading
 
 from bireme.bootstrap.messages import Message
+from bireme.errors import BiremeError
 
 __all__ = ["Fates"]
 
@@ -53,7 +54,8 @@ class Fates:
 
     def _write(self, rank: int, code: int) -> None:
         kind = _SIGNAL if code < 0 else _EXIT
-        with contextlib.suppress(ImportError, OSError, ValueError, RuntimeError):  # not ours
+        # Not ours, or of a world that was never made because its ranks did not agree.
+        with contextlib.suppress(BiremeError, ImportError, OSError, ValueError, RuntimeError):
             core = importlib.import_module("bireme._core")
             core.note_exit(self._fd, rank, kind, abs(code))
 
