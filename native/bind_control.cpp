@@ -58,6 +58,7 @@ void bind_control(nb::module_& m) {
             c.set_state(static_cast<RankState>(state), note);
           },
           nb::arg("state"), nb::arg("note") = "")
+      .def("close_descriptors", &Control::close_descriptors)
       .def("stop", &Control::stop)
       .def("forked", &Control::forked)
       .def("forget", [](Control&) { forget_call_sites(); })

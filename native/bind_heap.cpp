@@ -99,7 +99,7 @@ void bind_heap(nb::module_& m) {
       .def("zero", &Heap::zero, nb::arg("offset"), nb::arg("bytes"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("release", &Heap::release, nb::arg("offset"), nb::arg("bytes"))
-      .def("leave_mapped", &Heap::leave_mapped)
+      .def("close_descriptors", &Heap::close_descriptors)
       .def("deliver", &Heap::deliver)
       .def("put",
            [](Heap& h, u32 dtype, u64 count, u32 group, u64 offset, u32 peer, u64 src, bool nbi,

@@ -97,7 +97,11 @@ struct Channel::Exchange {
   }
 
   bool publishes(u32 i) const { return shape.all_publish || static_cast<u32>(call.root) == i; }
-  bool consumes(u32 i) const { return shape.all_consume || static_cast<u32>(call.root) == i; }
+  bool consumes(u32 i) const {
+    const bool root = static_cast<u32>(call.root) == i;
+    if (call.info.kind == Kind::broadcast && root) return false;  // it has the data, maybe read-only
+    return shape.all_consume || root;
+  }
 
   // Gives `n` elements at `at` of this rank's result what the sources hold.
   void consume(u64 at, u64 n, u32 size) {

@@ -56,6 +56,8 @@ class Control {
   // Ends the world for everybody; the first text wins.
   void abort(Code code, const std::string& text);
   void set_state(RankState state, const std::string& note = "");
+  // Lets go of the descriptors; what is mapped stays mapped. Nothing is waited for afterwards.
+  void close_descriptors();
   void stop() { stopped_ = true; }  // local: every wait of this process ends
   void forked() { forked_ = stopped_ = true; }
   bool is_forked() const { return forked_; }

@@ -110,7 +110,12 @@ Heap::Heap(std::shared_ptr<Control> control, std::vector<int> fds, u64 bytes, De
 
 Heap::~Heap() {
   control_->on_block = nullptr;
+  close_descriptors();
+}
+
+void Heap::close_descriptors() {
   for (int fd : fds_) ::close(fd);
+  fds_.clear();
 }
 
 u64 Heap::offset_of(const void* p, u64 bytes) const {
@@ -323,10 +328,6 @@ void Heap::zero(u64 offset, u64 bytes) {
 void Heap::release(u64 offset, u64 bytes) {
   const u64 begin = (offset + kPage - 1) / kPage * kPage, end = (offset + bytes) / kPage * kPage;
   if (begin < end) madvise(at(control_->rank(), begin), end - begin, MADV_REMOVE);
-}
-
-void Heap::leave_mapped() {
-  for (Mapping& map : maps_) map.leave_mapped();
 }
 
 }  // namespace bireme

@@ -56,7 +56,7 @@ class Heap {
   bool commit(u64 offset, u64 bytes);
   void zero(u64 offset, u64 bytes);
   void release(u64 offset, u64 bytes);  // give the pages of the own part back
-  void leave_mapped();                  // views are alive: never unmap
+  void close_descriptors();             // what is mapped stays mapped
 
  private:
   struct Pending {

@@ -25,7 +25,6 @@ class Mapping {
   // ThreadSanitizer sees what they share. Set before the first mapping, never reset.
   static bool one_per_process;
 
-  void leave_mapped() { data_ = nullptr; }  // views outlive the owner
 
  private:
   u8* data_ = nullptr;

@@ -79,7 +79,9 @@ class Host:
             for stream in streams:
                 stream.stop()
             self.control.forget()
-        self.one_sided.close(views_alive=True)
+        self.one_sided.close()
+        if self.control is not None:
+            self.control.close_descriptors()
         if self._rendezvous is not None:
             self._rendezvous.close()
 

@@ -183,5 +183,5 @@ class OneSidedEngine(Protocol):
     def quiet(self, group: int) -> None:
         """Complete all earlier puts and gets of this rank, at their targets."""
 
-    def close(self, *, views_alive: bool) -> None:
+    def close(self) -> None:
         """Let the heap go; memory that views still show stays mapped."""

@@ -237,5 +237,5 @@ class NullOneSided:
     def quiet(self, group: int) -> None:
         """See ``OneSidedEngine.quiet``."""
 
-    def close(self, *, views_alive: bool) -> None:
+    def close(self) -> None:
         """See ``OneSidedEngine.close``."""

@@ -218,7 +218,6 @@ class ShmOneSided:
         """See ``OneSidedEngine.quiet``."""
         self.native.quiet(group)
 
-    def close(self, *, views_alive: bool) -> None:
-        """See ``OneSidedEngine.close``."""
-        if views_alive:
-            self.native.leave_mapped()
+    def close(self) -> None:
+        """See ``OneSidedEngine.close``: the mapping ends with the last array or view."""
+        self.native.close_descriptors()
