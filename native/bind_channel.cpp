@@ -32,7 +32,8 @@ std::shared_ptr<Work> now_or_later(const std::shared_ptr<Stream>& later, u64 byt
 
 std::shared_ptr<Work> run(std::shared_ptr<Channel> channel, u32 kind, u32 dtype, u64 count,
                           u32 reduction, i32 root, u64 src, u64 dst, u64 extra,
-                          const std::string& refused, std::shared_ptr<Stream> later) {
+                          const std::string& detail, const std::string& refused,
+                          std::shared_ptr<Stream> later) {
   Collective call;
   call.info = info_of(*channel, kind, dtype, count, reduction, root);
   call.extra = extra;
@@ -40,6 +41,7 @@ std::shared_ptr<Work> run(std::shared_ptr<Channel> channel, u32 kind, u32 dtype,
   call.src = reinterpret_cast<const void*>(src);
   call.dst = reinterpret_cast<void*>(dst);
   call.refused = refused;
+  call.detail = detail;
   const u64 ticket = channel->take_ticket();
   return now_or_later(later, call.info.bytes,
                       [channel, call, ticket] { channel->run(call, ticket); });
@@ -58,8 +60,8 @@ void bind_channel(nb::module_& m) {
       .def_prop_ro("staged_bytes", &Channel::staged_bytes)
       .def_prop_ro("inline_bytes", &Channel::inline_bytes)
       .def("run", &run, nb::arg("kind"), nb::arg("dtype"), nb::arg("count"), nb::arg("reduction"),
-           nb::arg("root"), nb::arg("src"), nb::arg("dst"), nb::arg("extra"), nb::arg("refused"),
-           nb::arg("later").none())
+           nb::arg("root"), nb::arg("src"), nb::arg("dst"), nb::arg("extra"), nb::arg("detail"),
+           nb::arg("refused"), nb::arg("later").none())
       .def(
           "send",
           [](std::shared_ptr<Channel> channel, u32 dtype, u64 count, u32 to, u64 src,

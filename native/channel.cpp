@@ -99,7 +99,8 @@ struct Channel::Exchange {
   bool publishes(u32 i) const { return shape.all_publish || static_cast<u32>(call.root) == i; }
   bool consumes(u32 i) const {
     const bool root = static_cast<u32>(call.root) == i;
-    if (call.info.kind == Kind::broadcast && root) return false;  // it has the data, maybe read-only
+    if (call.info.kind == Kind::broadcast && root)
+      return false;  // it has the data, maybe read-only
     return shape.all_consume || root;
   }
 
@@ -172,9 +173,9 @@ void Channel::announce(const Exchange& x, Recorder::Call& record) {
   said.call = record.seq();
   said.site = info.site;
   said.refused = !call.refused.empty();
-  if (said.refused) {
-    const size_t n = std::min(call.refused.size(), sizeof said.text - 1);
-    std::memcpy(said.text, call.refused.data(), n);
+  if (const std::string& text = said.refused ? call.refused : call.detail; !text.empty()) {
+    const size_t n = std::min(text.size(), sizeof said.text - 1);
+    std::memcpy(said.text, text.data(), n);
     said.text[n] = 0;
   }
   const bool mine = x.publishes(index_);
@@ -211,7 +212,7 @@ std::string Channel::described(u32 i) const {
   const RankBlock& block = control_->block(members_[i]);
   Entry e{};
   e.kind = a.kind;
-  e.dtype = a.dtype;
+  e.dtype = a.refused ? static_cast<u32>(DType::count_) : a.dtype;  // refused: unknown
   e.count = a.count;
   e.reduction = a.reduction;
   e.peer = a.root >= 0 && a.root < static_cast<i32>(size())
@@ -219,7 +220,7 @@ std::string Channel::described(u32 i) const {
                : -1;
   e.site = a.site;
   std::string text = describe(block, e);
-  if (a.extra) text += " [" + std::to_string(a.extra) + "]";
+  if (a.extra && !a.refused) text += std::string(" [") + a.text + "]";
   return text;
 }
 
@@ -359,7 +360,8 @@ void Channel::close(const CallInfo& info, u64 ticket, bool keep_slot) {
   if (closed_) return;
   control_->check();
   Recorder::Call record(control_->recorder(), info);
-  const Collective call{info, 0, -1, nullptr, nullptr, ""};
+  Collective call;
+  call.info = info;
   announce(Exchange(call, size(), sources_), record);
   wait_step(step_, record);
   compare();

@@ -27,6 +27,7 @@ struct Collective {
   const void* src = nullptr;
   void* dst = nullptr;
   std::string refused;  // not empty: this member's arguments were wrong
+  std::string detail;   // for errors: what `extra` stands for
 };
 
 enum class Path : u32 { none, inline_, staged, direct, sliced };

@@ -125,7 +125,8 @@ bool read_entry(const RankBlock& block, u64 seq, Entry& out) {
 std::string describe(const RankBlock& block, const Entry& e) {
   const Kind kind = static_cast<Kind>(e.kind);
   std::string text = name(kind);
-  if (e.dtype < static_cast<u32>(DType::count_) && kind <= Kind::atomic && kind != Kind::barrier) {
+  if (e.dtype < static_cast<u32>(DType::count_) && kind != Kind::barrier &&
+      (kind <= Kind::atomic || kind == Kind::allocate)) {
     text += std::string("(") + name(static_cast<DType>(e.dtype)) + ", " + std::to_string(e.count) +
             (e.count == 1 ? " element" : " elements");
     if (reduces(kind)) text += std::string(", ") + name(static_cast<Reduction>(e.reduction));

@@ -25,7 +25,6 @@ class Mapping {
   // ThreadSanitizer sees what they share. Set before the first mapping, never reset.
   static bool one_per_process;
 
-
  private:
   u8* data_ = nullptr;
   u64 bytes_ = 0;

@@ -5,6 +5,12 @@
 namespace bireme {
 
 bool Work::wait(double timeout_s) {
+  if (!wait_done(timeout_s)) return false;
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
+
+bool Work::wait_done(double timeout_s) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   std::unique_lock lock(mutex_);
@@ -17,7 +23,6 @@ bool Work::wait(double timeout_s) {
     if (control_->interrupted && control_->interrupted()) throw Interrupted();
     lock.lock();
   }
-  if (error_) std::rethrow_exception(error_);
   return true;
 }
 

@@ -7,7 +7,6 @@ the program drops is only noted; the next allocation or barrier frees what all r
 from __future__ import annotations
 
 import weakref
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,10 +30,11 @@ _MIN = arrays.REDUCTIONS.index("min")
 class _Lease:
     """What keeps a view alive in the block's books."""
 
-    __slots__ = ("__weakref__", "block")
+    __slots__ = ("__weakref__", "block", "within")
 
     def __init__(self, block: Block) -> None:
         self.block = block
+        self.within = block.group.arena.within
 
 
 class Block:
@@ -47,6 +47,7 @@ class Block:
         self.group = group
         self.offset = offset
         self.size = size
+        self.count = 0  # elements of the whole array
         self.freed = False
         self.leases: weakref.WeakSet[_Lease] = weakref.WeakSet()
         self.place: Any = None  # see OneSidedEngine.place
@@ -158,11 +159,12 @@ class Symmetric:
             if device is not None and str(device) != "cpu":
                 raise ValueError(f"device: expected cpu, found {device}; no engine carries it here")
             group.check_open("allocate")
-        group.world.settle(None)
+        group.world.agenda.settle(None)
         count = arrays.count_of(sizes)
-        group.collective.run("allocate", code, count, extra=zlib.crc32(repr(sizes).encode()))
+        group.collective.run("allocate", code, count, detail=f"shape {sizes}")
         self.collect()
         block = self._take(count * numpy_dtype(code).itemsize)
+        block.count = count
         block.place = group.one_sided.place(
             group.collective, group.ranks, block.offset, count, code
         )
@@ -197,7 +199,8 @@ class Symmetric:
         group, block = self._group, array.block
         with group.refusing("free"):
             block.check("free")
-            if array.offset_bytes != block.offset or block.group is not group:
+            whole = array.offset_bytes == block.offset and array.size == block.count
+            if not whole or block.group is not group:
                 raise UsageError("free: expected the whole array, found a slice or another group's")
             if len(block.leases):
                 raise UsageError(
@@ -205,7 +208,7 @@ class Symmetric:
                     "drop what .local, .numpy(), .torch() and .on() returned first"
                 )
         group.one_sided.quiet(group.slot)
-        group.collective.run("free", 0, block.size, extra=block.offset)
+        group.collective.run("free", 0, block.size, detail=f"array {block.number}")
         block.freed = True
         if block.place is not None:
             block.place.close()

@@ -16,8 +16,9 @@ ALIGN = 128  # two cache lines: neighbours do not disturb each other
 class Arena:
     """First fit over a sorted list of free ranges."""
 
-    def __init__(self, offset: int, nbytes: int) -> None:
+    def __init__(self, offset: int, nbytes: int, within: object = None) -> None:
         self.nbytes = nbytes
+        self.within = within  # the parent's block that this arena divides, kept as long as needed
         self._free: list[tuple[int, int]] = [(offset, nbytes)] if nbytes else []
 
     @property

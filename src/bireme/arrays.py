@@ -102,11 +102,13 @@ def dtype_of(dtype: Any) -> tuple[int, bool]:
     Raises:
         TypeError: If it is none of these, or a type that bireme does not move.
     """
-    if dtype in _torch_codes():
-        return _TORCH_CODES[dtype], True
     try:
+        if dtype in _torch_codes():
+            return _TORCH_CODES[dtype], True
         found = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     except TypeError:
+        found = None
+    if dtype is None:  # NumPy would take it for float64
         found = None
     if found is None or found not in _CODES:
         raise TypeError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")

@@ -18,7 +18,6 @@ import numpy as np
 from bireme import _core, arrays
 from bireme.arrays import Buffer
 from bireme.errors import BiremeError, EngineError, UsageError
-from bireme.streams import Work
 
 if TYPE_CHECKING:
     from bireme.engines.base import CollectiveEngine
@@ -57,6 +56,11 @@ class Collectives:
     size: int
     collective: CollectiveEngine
     world: World
+
+    if TYPE_CHECKING:
+
+        def check_open(self, what: str) -> None:
+            """See ``Group.check_open``."""
 
     # ---- reductions -------------------------------------------------------------------------
 
@@ -320,7 +324,7 @@ class Collectives:
         src = arrays.read(x, "x")
         later = self._two_sided("send", peer, async_op, stream)
         native = self.collective.send(src.dtype, src.count, peer, src.pointer, later)
-        return self._work("send", native, None, (src,)) if async_op else None
+        return self.world.agenda.work("send", native, None, (src,)) if async_op else None
 
     def recv(self, x: Any, peer: int, *, async_op: bool = False, stream: Any = None) -> Any:
         """Receive into ``x`` what ``peer`` sends (ncclRecv).
@@ -339,14 +343,15 @@ class Collectives:
         dst = arrays.write(x, "x")
         later = self._two_sided("recv", peer, async_op, stream)
         native = self.collective.recv(dst.dtype, dst.count, peer, dst.pointer, later)
-        return self._work("recv", native, x, (dst,)) if async_op else x
+        return self.world.agenda.work("recv", native, x, (dst,)) if async_op else x
 
     def _two_sided(self, op: str, peer: int, async_op: bool, stream: Any) -> Any:
         self._rank_of(peer, "peer")
         if peer == self.rank:
             raise ValueError(f"{op}: expected another rank as peer, found the own rank {peer}")
         self._has("send_recv", op)
-        return self.world.settle(stream, async_op=async_op)
+        self.check_open(op)
+        return self.world.agenda.settle(stream, async_op=async_op)
 
     # ---- shared checks ----------------------------------------------------------------------
 
@@ -418,7 +423,8 @@ class Collectives:
     ) -> Any:
         if async_op:
             self._has("async", op)
-        later = self.world.settle(stream, async_op=async_op)
+        self.check_open(op)
+        later = self.world.agenda.settle(stream, async_op=async_op)
         some = src or dst
         native = self.collective.run(
             op,
@@ -432,13 +438,7 @@ class Collectives:
         )
         if result is ...:
             result = dst.owner if dst else src.owner if src else None
-        return self._work(op, native, result, (src, dst)) if async_op else result
-
-    def _work(self, op: str, native: Any, result: Any, keep: tuple[Any, ...]) -> Work:
-        site = self.world.here(op)
-        work = Work(native, result, keep, lambda end: self.world.forgotten(f"{site}, which {end}"))
-        self.world.in_flight(work)
-        return work
+        return self.world.agenda.work(op, native, result, (src, dst)) if async_op else result
 
     def _refuse(self, op: str, error: Exception) -> None:
         with contextlib.suppress(BiremeError):

@@ -163,7 +163,8 @@ def _null_host(rank: int | None, size: int | None) -> Host:
     me, n = rank or 0, 1 if size is None else size
     if not 0 <= me < n:
         raise ValueError(f"init: expected a rank from 0 to {n - 1}, found {me}")
-    heap = NullOneSided(knobs.get("BIREME_HEAP_BYTES") or _NULL_HEAP_BYTES, me)
+    asked = knobs.get("BIREME_HEAP_BYTES")
+    heap = NullOneSided(_NULL_HEAP_BYTES if asked is None else asked, me)
     return Host(me, n, NullCollective(n, me), heap)
 
 
@@ -224,10 +225,10 @@ def _share(rendezvous: Rendezvous, deadline: float) -> Host:
 
 def _heap_bytes(size: int) -> int:
     """Return how many addresses to reserve for each rank's heap."""
-    asked = int(knobs.get("BIREME_HEAP_BYTES"))
-    # A heap can hold no more than the machine; all heaps must fit the address space.
-    nbytes = asked or min(memory.total_bytes(), _ADDRESSES // size)
-    return -(-nbytes // 4096) * 4096
+    nbytes = knobs.get("BIREME_HEAP_BYTES")
+    if nbytes is None:  # no more than the machine has; all heaps must fit the address space
+        nbytes = min(memory.total_bytes(), _ADDRESSES // size)
+    return -(-int(nbytes) // 4096) * 4096
 
 
 def _pidfd() -> list[int]:

@@ -39,8 +39,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "BIREME_HEAP_BYTES",
         bytes,
-        "0",
-        "How far each rank's symmetric heap may grow; 0: as far as the machine has memory.",
+        None,
+        "How far each rank's symmetric heap may grow; unset: as far as the machine has memory.",
     ),
     Knob("BIREME_TIMEOUT_S", float, 1800.0, "Deadline of every wait, in seconds."),
     Knob(
@@ -165,9 +165,8 @@ def get(name: str) -> Any:
         ValueError: If the variable holds something else than its type or choices allow.
     """
     knob = _BY_NAME[name]
-    if name in _overrides:
-        return _convert(knob, _overrides[name])
-    return _convert(knob, os.environ.get(name, knob.default))
+    value = _overrides[name] if name in _overrides else os.environ.get(name, knob.default)
+    return None if value is None else _convert(knob, value)
 
 
 def foreign(name: str) -> str | None:
@@ -210,7 +209,7 @@ def markdown() -> str:
     for knob in KNOBS:
         kind = "size" if knob.type is bytes else knob.type.__name__
         choices = f" One of {', '.join(f'`{c}`' for c in knob.choices)}." if knob.choices else ""
-        default = f"`{knob.default}`" if knob.default != "" else ""
+        default = f"`{knob.default}`" if knob.default not in ("", None) else ""
         lines.append(f"| `{knob.name}` | {kind} | {default} | {knob.doc}{choices} |")
     lines += [
         "",

@@ -85,6 +85,12 @@ class Stream:
         if last is not None:
             last.wait(-1.0)
 
+    def drain(self) -> None:
+        """As ``synchronize``, but errors stay with the works of the calls that raised them."""
+        last = self.native.last() if self.native is not None else None
+        if last is not None:
+            last.wait_done()
+
     def stop(self) -> None:
         """Finish the queue and end the progress thread."""
         if self.native is not None:

@@ -220,9 +220,9 @@ class SymmetricArray:
             if not isinstance(signal, Signal):
                 raise TypeError(f"signal: expected a Signal, found {type(signal).__name__}")
             at = signal.checked(value, op, self.group)
-        self.group.world.settle(stream)
+        self.group.world.agenda.settle(stream)
         if nbi:
-            self.group.world.keep_until_quiet(buffer.owner)
+            self.group.world.agenda.keep_until_quiet(buffer.owner)
         self.group.one_sided.put(
             self.group.slot, self._dtype, buffer.count, self._offset, world_rank, buffer.pointer,
             nbi=nbi, signal=at, value=value, add=op == "add",
@@ -255,9 +255,9 @@ class SymmetricArray:
             out = arrays.new(self.shape, self.__bireme_buffer__())
         buffer = arrays.write(out, "out")
         self._fits(buffer, "out")
-        self.group.world.settle(stream)
+        self.group.world.agenda.settle(stream)
         if nbi:
-            self.group.world.keep_until_quiet(buffer.owner)
+            self.group.world.agenda.keep_until_quiet(buffer.owner)
         self.group.one_sided.get(
             self.group.slot, self._dtype, buffer.count, self._offset, world_rank, buffer.pointer,
             nbi=nbi,
@@ -347,7 +347,7 @@ class SymmetricArray:
             )
         world_rank = self.group.world_rank(peer, f"atomic {op}")
         value, condition = (scalar(v, self.dtype, op) for v in (value, condition))
-        self.group.world.settle(None)
+        self.group.world.agenda.settle(None)
         return engine.atomic(
             self.group.slot, self._dtype, self._offset, world_rank, op, value, condition
         )

@@ -7,33 +7,31 @@ two faces: the collectives (``bireme.collectives``) and ``symmetric`` (``bireme.
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bireme import _core, arrays
-from bireme.allocation import Symmetric
+from bireme.agenda import Agenda
+from bireme.allocation import Block, Symmetric
 from bireme.arena import Arena
 from bireme.collectives import Collectives
 from bireme.errors import BiremeError, MismatchError, UsageError
 from bireme.routes import Routes
-from bireme.streams import Stream, Work
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from bireme.engines.base import CollectiveEngine, OneSidedEngine
     from bireme.host import Host
     from bireme.observe.record import Record
+    from bireme.streams import Stream
 
 __all__ = ["Group", "World"]
 
 _INT64 = arrays.DTYPES.index("int64")
-_FORGOTTEN_SHOWN = 8  # calls named in the report about works without a wait
-log = logging.getLogger("bireme")
 _PEER_LOST, _ABORTED = 3, 5  # native/layout.h: enum class Code
 _CLOSED, _FINISHED, _FAILED = 2, 3, 4  # native/layout.h: enum class RankState
 
@@ -83,22 +81,23 @@ class Group(Collectives):
     def barrier(self, *, stream: Any = None) -> None:
         """Wait until all ranks of the group have come, with all their puts done (shmem_barrier)."""
         if stream is not None or not self.collective.barrier_lane():
-            self.world.settle(stream)
+            self.check_open("barrier")
+            self.world.agenda.settle(stream)
             self.one_sided.quiet(self.slot)
             self.collective.run("barrier", _INT64, 0)
-        self.world.sources_done()
+        self.world.agenda.quiet()
         if self.collective.all_dropped:
             self.symmetric.collect()
 
     def quiet(self, *, stream: Any = None) -> None:
         """Complete all earlier puts and gets of this rank, at their targets (shmem_quiet)."""
-        self.world.settle(stream)
+        self.world.agenda.settle(stream)
         self.one_sided.quiet(self.slot)
-        self.world.sources_done()
+        self.world.agenda.quiet()
 
     def fence(self, *, stream: Any = None) -> None:
         """Order this rank's earlier puts before its later ones, peer by peer (shmem_fence)."""
-        self.world.settle(stream)
+        self.world.agenda.settle(stream)
         self.one_sided.fence(self.slot)
 
     def split(self, color: int | None, key: int = 0, heap_bytes: int = 0) -> Group | None:
@@ -132,14 +131,10 @@ class Group(Collectives):
                     f"on ranks {np.flatnonzero(table[:, 0] == c).tolist()}"
                 )
         room = int(table[table[:, 0] >= 0, 2].max(initial=0))
-        arena = Arena(*self.arena.allocate(room)) if room else Arena(0, 0)
         members = sorted(
             (r for r in range(self.size) if table[r, 0] == wish[0]), key=lambda r: (table[r, 1], r)
         )
-        engine = self.collective.split(members if color is not None else None)
-        if engine is None:
-            return None
-        return Group(self.world, [self.ranks[r] for r in members], engine, arena)
+        return self._part(members if color is not None else None, room, wish[2])
 
     def group(self, ranks: Sequence[int], heap_bytes: int = 0) -> Group | None:
         """Make a group of the given ranks, in that order; every rank of this group calls it.
@@ -156,9 +151,24 @@ class Group(Collectives):
                 self._rank_of(r, "ranks")
             if len(set(ranks)) != len(ranks):
                 raise ValueError(f"ranks: expected no repetition, found {list(ranks)}")
-        inside = self.rank in ranks
-        key = list(ranks).index(self.rank) if inside else 0
-        return self.split(0 if inside else None, key, heap_bytes if inside else 0)
+            room = _wish(None, 0, heap_bytes)[2]
+            self.check_open("split")
+        wanted = f"group of ranks {[int(r) for r in ranks]}, heap_bytes {room}"
+        self.collective.run("split", _INT64, 0, detail=wanted)
+        return self._part([int(r) for r in ranks] if self.rank in ranks else None, room, room)
+
+    def _part(self, members: list[int] | None, room: int, own: int) -> Group | None:
+        """Make the group of ``members``; every rank sets ``room`` bytes aside, ``own`` for its use.
+
+        What was set aside is a block of this group's memory: it is free again when the members
+        have closed their group and no view is left. Ranks without the group drop it at once.
+        """
+        block = Block(self, *self.arena.allocate(room)) if room else None
+        arena = Arena(block.offset, own, block) if block else Arena(0, 0)
+        engine = self.collective.split(members)
+        if engine is None or members is None:
+            return None
+        return Group(self.world, [self.ranks[r] for r in members], engine, arena)
 
     def exchange(self, words: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return one row of int64 words from every rank; a collective of the group."""
@@ -186,10 +196,11 @@ class Group(Collectives):
         """Leave the group; every rank of it calls it. Its arrays are gone afterwards."""
         if self._closed or self.world.closed:
             return
-        self.world.settle(None)
+        self.world.agenda.settle(None)
         self.one_sided.quiet(self.slot)
         self._closed = True
         self.collective.close()
+        self.arena = Arena(0, 0)
 
 
 def _wish(color: int | None, key: int, heap_bytes: int) -> list[int]:
@@ -212,13 +223,7 @@ class World(Group):
         self.device = "cpu"
         self.local_rank = host.local_rank
         self.local_size = host.local_size
-        self._default = Stream(host.control)
-        self._streams = [self._default]
-        self._thread = threading.local()
-        self._works: list[Work] = []
-        self._forgotten: list[str] = []
-        self._forgotten_calls = 0
-        self._sources: list[Any] = []
+        self.agenda = Agenda(host)
         super().__init__(
             self, range(host.size), host.collective, Arena(0, host.one_sided.heap_bytes)
         )
@@ -249,62 +254,18 @@ class World(Group):
         """Which engine and algorithm carries a call, and why."""
         return Routes(self)
 
-    # ---- streams ----------------------------------------------------------------------------
-
     def stream(self) -> Stream:
         """Make a stream: an ordered queue of asynchronous calls with its own progress thread."""
-        self._streams.append(Stream(self.host.control))
-        return self._streams[-1]
+        return self.agenda.stream()
 
-    @contextlib.contextmanager
-    def use(self, stream: Stream) -> Iterator[Stream]:
-        """Make ``stream`` the current stream of this thread inside the block."""
-        before = getattr(self._thread, "stream", None)
-        self._thread.stream = stream
-        try:
-            yield stream
-        finally:
-            self._thread.stream = before
+    def use(self, stream: Stream) -> AbstractContextManager[Stream]:
+        """Make ``stream`` the current stream of this thread inside a ``with`` block."""
+        return self.agenda.use(stream)
 
     def synchronize(self) -> None:
         """Block until all asynchronous calls on all streams have finished."""
-        for stream in self._streams:
+        for stream in self.agenda.streams:
             stream.synchronize()
-
-    def settle(self, stream: Stream | None, *, async_op: bool = False) -> Any:
-        """Return the native stream to queue on, or wait for it and return ``None``."""
-        self.check_open("call")
-        chosen = stream or getattr(self._thread, "stream", None) or self._default
-        if async_op:
-            return chosen.native
-        if chosen.native is not None and chosen.native.pending():
-            chosen.synchronize()
-        return None
-
-    def in_flight(self, work: Work) -> None:
-        """Keep a work, and so its buffers, until it is done."""
-        self._works = [w for w in self._works if not w.done()]
-        self._works.append(work)
-
-    def here(self, op: str) -> str:
-        """Return a call's name with the user's line, for reports."""
-        control = self.host.control
-        return f"{op} at {_core.here(control)}" if control is not None else op
-
-    def forgotten(self, call: str) -> None:
-        """Note an asynchronous call whose work was dropped without a wait; told at close."""
-        self._forgotten_calls += 1
-        if len(self._forgotten) < _FORGOTTEN_SHOWN:
-            self._forgotten.append(call)
-
-    def keep_until_quiet(self, source: Any) -> None:
-        """Keep what a ``put_nbi`` reads later."""
-        if self.one_sided.defers:
-            self._sources.append(source)
-
-    def sources_done(self) -> None:
-        """Let go of what earlier ``put_nbi`` calls have read."""
-        self._sources.clear()
 
     # ---- the end ----------------------------------------------------------------------------
 
@@ -347,10 +308,5 @@ class World(Group):
 
     def _let_go(self, state: int, note: str) -> None:
         self.closed = self._closed = True
-        self._works = [w for w in self._works if not w.done()]
-        if self._forgotten_calls:
-            log.warning(
-                "rank %d: %d asynchronous calls were never waited for: %s",
-                self.rank, self._forgotten_calls, "; ".join(self._forgotten),
-            )  # fmt: skip
-        self.host.leave(self._streams, state, note)
+        self.agenda.report(self.rank)
+        self.host.leave(self.agenda.streams, state, note)

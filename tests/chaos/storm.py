@@ -1,7 +1,7 @@
-"""One trial of the chaos test: forked ranks in a loop of calls, one of which ends at a random moment.
+"""One trial of the chaos test: forked ranks make calls, and one of them ends at a random moment.
 
-Ranks are forked from a process that has bireme loaded, so a trial takes a fraction of a second. Each
-survivor reports what it raised and when; the parent knows when it struck.
+Ranks are forked from a process that has bireme loaded, so a trial takes a fraction of a second.
+Each survivor reports what it raised and when; the parent knows when it struck.
 """
 
 from __future__ import annotations

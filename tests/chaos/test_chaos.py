@@ -1,6 +1,6 @@
 """Ranks are ended at random moments: the others raise, nothing hangs, nothing is left.
 
-    python -m pytest -q -s tests/chaos --trials 300
+python -m pytest -q -s tests/chaos --trials 300
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-import storm  # noqa: E402
+import storm
 
 TRIALS_AT_ONCE = 10
 

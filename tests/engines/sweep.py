@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import reference as ref
 
 import bireme as bm
+import reference as ref
 from bireme import _core
 
 # Where x and out lie, by rank: whether each is in the symmetric heap.
@@ -161,9 +161,7 @@ def _lay(world: bm.World, memory: Memory, case: Case, count: int) -> Any:
     return memory.take(0, count, x_in_heap), out
 
 
-def _lay_in_place(
-    world: bm.World, memory: Memory, case: Case, count: int, in_heap: bool
-) -> Any:
+def _lay_in_place(world: bm.World, memory: Memory, case: Case, count: int, in_heap: bool) -> Any:
     block = slice(world.rank * case.part, (world.rank + 1) * case.part)
     rooted = case.op in ("gather", "scatter") and world.rank != case.root
     if case.op in ref.JOINING and not rooted:

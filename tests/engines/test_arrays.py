@@ -8,10 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import reference as ref
 from contract import contract
 
 import bireme as bm
+import reference as ref
 
 
 class Exporter:
@@ -161,7 +161,7 @@ def dlpack_sources(world: bm.World) -> None:
         world.all_gather(Exporter(np.ones((3, 4)).T))
     with pytest.raises(TypeError, match="expected dtype bool"):
         world.all_gather(Exporter(np.ones(3, np.complex64)))
-    with pytest.raises(TypeError, match="through DLPack.*on a device"):
+    with pytest.raises(TypeError, match=r"through DLPack.*on a device"):
         world.all_gather(ElsewhereExporter(np.ones(3)))
 
 

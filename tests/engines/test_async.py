@@ -7,10 +7,10 @@ import weakref
 
 import numpy as np
 import pytest
-import reference as ref
 from contract import contract, refused
 
 import bireme as bm
+import reference as ref
 from bireme import _core
 
 BIG = 2 * _core.CHUNK_BYTES // 8 + 3
@@ -68,7 +68,7 @@ def late_peers(world: bm.World) -> None:
     if world.rank == 0:
         work = world.all_reduce(x, async_op=True)
         assert not work.done()
-        with pytest.raises(TimeoutError, match="has not finished within 0.05 s; it goes on"):
+        with pytest.raises(TimeoutError, match=r"has not finished within 0.05 s; it goes on"):
             work.wait(0.05)
         with pytest.raises(TimeoutError, match="it goes on"):
             work.exception(0.05)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 from contract import contract
 
 import bireme as bm
+import reference as ref
 
 INTEGERS = ("int32", "int64", "uint32", "uint64")
 FLOATS = ("float32", "float64")

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 from contract import contract
 from sweep import sweep
 
 import bireme as bm
+import reference as ref
 
 
 def all_reduce(world: bm.World) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
-from reference import until
 
 import bireme as bm
+import reference as ref
+from reference import until
 
 lazy = pytest.mark.world(delivery="lazy")
 DATA = np.arange(1, 9)

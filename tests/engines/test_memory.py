@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import numpy as np
 import pytest
-import reference as ref
 from contract import contract
 
 import bireme as bm
+import reference as ref
 
 MIB = 1 << 20
 
@@ -26,7 +27,7 @@ def offsets_agree(world: bm.World) -> None:
     everybody = world.all_gather(offsets).reshape(world.size, -1)
     assert (everybody == offsets).all()
     spans = sorted((array.offset_bytes, array.offset_bytes + array.nbytes) for array in arrays)
-    for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (start, _) in itertools.pairwise(spans):
         assert end <= start, "no two arrays overlap"
     assert all(offset % 64 == 0 for offset in offsets), "on cache lines"
 
@@ -165,7 +166,9 @@ def live_views_prevent_free(world: bm.World) -> None:
     while views:
         views.pop()
         if views:
-            with pytest.raises(bm.UsageError, match=f"{len(views)} views.* alive on rank {world.rank}"):
+            with pytest.raises(
+                bm.UsageError, match=f"{len(views)} views.* alive on rank {world.rank}"
+            ):
                 x.free()
     x.free()
 

@@ -7,10 +7,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import reference as ref
 from contract import contract
 
 import bireme as bm
+import reference as ref
 
 SIZES = (0, 1, 7, 3000)
 
@@ -281,7 +281,11 @@ def wrong_puts_and_gets(world: bm.World) -> None:
         (TypeError, "put: peer: expected a rank, found True", lambda: x.put_nbi(good, True)),
         (TypeError, "found '0'", lambda: x.put(good, "0")),
         (ValueError, "get: peer: expected a rank from 0", lambda: x.get(peer=n)),
-        (TypeError, "out: expected dtype float32, found int8", lambda: x.get(good.astype("i1"), peer=0)),
+        (
+            TypeError,
+            "out: expected dtype float32, found int8",
+            lambda: x.get(good.astype("i1"), peer=0),
+        ),
         (ValueError, "out: expected a writable array", lambda: x.get(locked, peer=0)),
         (ValueError, "out: expected 4 elements", lambda: x.get_nbi(good[:2], peer=0)),
         (ValueError, "on: peer: expected a rank from 0", lambda: x.on(n)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference as ref
 from contract import contract
 
 import bireme as bm
+import reference as ref
 from bireme import _core
 
 SLOT = _core.PIPE_BYTES // 2

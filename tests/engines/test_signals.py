@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import contract
-from reference import until
 
 import bireme as bm
+from reference import until
 
 TOP = 2**64 - 1
 COMPARISONS = {
@@ -27,7 +27,7 @@ def neighbours(world: bm.World) -> tuple[int, int]:
 
 
 def set_and_add(world: bm.World) -> None:
-    left, right = neighbours(world)
+    _left, right = neighbours(world)
     signal = world.symmetric.signal()
     assert signal.value == 0
     world.barrier()
@@ -70,7 +70,7 @@ def comparisons(world: bm.World) -> None:
 
 
 def waits_until_each_comparison_holds(world: bm.World) -> None:
-    left, right = neighbours(world)
+    _left, right = neighbours(world)
     signal = world.symmetric.signal()
     # What it starts from, what it is set to, and the wait between.
     for before, after, value, name in (
@@ -89,7 +89,7 @@ def waits_until_each_comparison_holds(world: bm.World) -> None:
 
 
 def several_signals(world: bm.World) -> None:
-    left, right = neighbours(world)
+    _left, right = neighbours(world)
     signals = world.symmetric.signals(5)
     assert len(signals) == 5
     for number, signal in enumerate(signals):
@@ -129,7 +129,7 @@ def put_adds_to_a_signal(world: bm.World) -> None:
 
 
 def an_empty_put_signals(world: bm.World) -> None:
-    left, right = neighbours(world)
+    _left, right = neighbours(world)
     x, ready = world.symmetric.zeros((0, 3)), world.symmetric.signal()
     x.put(np.empty((0, 3), np.float32), right, signal=ready)
     assert ready.wait(1) == 1
@@ -161,11 +161,19 @@ def wrong_signals(world: bm.World) -> None:
         (ValueError, "does not fit uint64", lambda: signal.add(2**64, 0)),
         (TypeError, "expected an integer, found 1.0", lambda: signal.set(1.0, 0)),
         (TypeError, "expected an integer, found True", lambda: signal.set(True, 0)),
-        (ValueError, "cmp: expected one of == != > >= < <=, found '=>'", lambda: signal.wait(1, "=>")),
+        (
+            ValueError,
+            "cmp: expected one of == != > >= < <=, found '=>'",
+            lambda: signal.wait(1, "=>"),
+        ),
         (ValueError, "cmp: expected one of", lambda: signal.test(0, "is")),
         (TypeError, "signal wait: expected an integer", lambda: signal.wait("1")),
         (ValueError, "does not fit uint64", lambda: signal.test(-1)),
-        (ValueError, "signal_op: expected one of", lambda: x.put(data, 0, signal=signal, signal_op="or")),
+        (
+            ValueError,
+            "signal_op: expected one of",
+            lambda: x.put(data, 0, signal=signal, signal_op="or"),
+        ),
         (ValueError, "does not fit", lambda: x.put(data, 0, signal=signal, signal_value=-1)),
         (ValueError, "signal of the array's own group", lambda: x.put(data, 0, signal=theirs)),
     ]

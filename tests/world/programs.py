@@ -67,7 +67,9 @@ def write(folder: Path, text: str) -> Path:
 def told(folder: Path, size: int) -> list[list[Any]]:
     """Read what each rank told."""
     files = [folder / f"rank{rank}.told" for rank in range(size)]
-    lines = [file.read_text(encoding="utf-8").splitlines() if file.exists() else [] for file in files]
+    lines = [
+        file.read_text(encoding="utf-8").splitlines() if file.exists() else [] for file in files
+    ]
     return [[json.loads(line) for line in some] for some in lines]
 
 

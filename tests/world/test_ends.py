@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from programs import launch
-from reference import until
 
 import bireme as bm
+from reference import until
 
 
 def ones(count: int = 3) -> Any:
@@ -125,7 +125,10 @@ def test_the_with_statement(world: bm.World) -> None:
         with pytest.raises(KeyError), bm.init() as inner:
             raise KeyError("mine")
     else:
-        with pytest.raises(bm.PeerLost, match="rank 0 failed: KeyError: 'mine'"), bm.init() as inner:
+        with (
+            pytest.raises(bm.PeerLost, match="rank 0 failed: KeyError: 'mine'"),
+            bm.init() as inner,
+        ):
             inner.barrier()
     assert inner.closed
 

@@ -171,7 +171,10 @@ def test_the_first_failure_counts(tmp_path: Path) -> None:
     assert ran.code == 1
     assert "rank 2 failed first: exit code 1" in ran.stderr
     for rank in (0, 1):
-        assert f"rank {rank}: exit code 1, bireme.errors.PeerLost: rank 2 failed: ValueError" in ran.stderr
+        assert (
+            f"rank {rank}: exit code 1, bireme.errors.PeerLost: rank 2 failed: ValueError"
+            in ran.stderr
+        )
 
 
 def test_abort(tmp_path: Path) -> None:
@@ -292,7 +295,11 @@ def test_a_rank_cannot_join(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "values", "words"),
     [
-        ("heap_bytes", ("1M", "2M", "1M"), "one heap_bytes on all ranks, found [1048576, 2097152, 1048576]"),
+        (
+            "heap_bytes",
+            ("1M", "2M", "1M"),
+            "one heap_bytes on all ranks, found [1048576, 2097152, 1048576]",
+        ),
         ("delivery", ("eager", "eager", "lazy"), "on all ranks, found [False, False, True]"),
     ],
 )

@@ -43,7 +43,9 @@ def ones() -> Any:
 
 
 @pytest.mark.ranks(1, 2, 3)
-@pytest.mark.parametrize("delivery", ["eager", pytest.param("lazy", marks=pytest.mark.world(delivery="lazy"))])
+@pytest.mark.parametrize(
+    "delivery", ["eager", pytest.param("lazy", marks=pytest.mark.world(delivery="lazy"))]
+)
 def test_the_childs_world_is_unusable(world: bm.World, delivery: str) -> None:
     x, ready = world.symmetric.full(3, world.rank, "float64"), world.symmetric.signal()
     group = world.split(0)
@@ -64,7 +66,9 @@ def test_the_childs_world_is_unusable(world: bm.World, delivery: str) -> None:
         lambda: ready.set(1, 0),
         lambda: ready.wait(1),
         lambda: world.all_reduce(ones(), async_op=True).wait(),
-        lambda: world.send(ones(), (world.rank + 1) % world.size) if world.size > 1 else world.barrier(),
+        lambda: (
+            world.send(ones(), (world.rank + 1) % world.size) if world.size > 1 else world.barrier()
+        ),
         lambda: x.free(),
     ]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 
 import bireme as bm
+import reference as ref
 
 
 def ones() -> ref.Array:

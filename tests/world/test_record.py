@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import until
 
 import bireme as bm
 from bireme.observe.record import Call, Flow, flow_table
+from reference import until
 
 RING = 4096
 
@@ -94,7 +94,9 @@ def test_sites_are_the_users_lines(world: bm.World) -> None:
     world.symmetric.zeros(3)
     site = f"test_record.py:{sys._getframe().f_lineno - 1}"
     calls = world.record.calls(world.rank, 2)
-    assert [call.site for call in calls] == [site, site], "what a call does inside counts as its own"
+    assert [call.site for call in calls] == [site, site], (
+        "what a call does inside counts as its own"
+    )
     assert calls[0].op == "allocate"
     exec(compile("world.barrier()", "/some/where/made_up.py", "exec"), {"world": world})
     assert last_call(world).site == "made_up.py:1"
@@ -127,6 +129,7 @@ def test_everybodys_calls_are_seen(world: bm.World) -> None:
 @pytest.mark.ranks(2, 3)
 def test_a_running_call_is_seen_from_outside(world: bm.World) -> None:
     if world.rank == 0:
+
         def waits() -> bool:
             calls = world.record.calls(1, 1)
             return bool(calls) and calls[0].state == "running" and calls[0].op == "all_reduce"
@@ -250,7 +253,7 @@ def test_totals_by_flow_and_face(world: bm.World) -> None:
     assert (gradients.calls, gradients.bytes) == (6, 5 * 4000 + 40)
     assert gradients.ops == ("all_reduce", "all_gather"), "most bytes first"
     assert gradients.engine == "shm"
-    assert 0 < gradients.time_s
+    assert gradients.time_s > 0
     assert gradients.gb_per_s == pytest.approx(gradients.bytes / gradients.time_s / 1e9)
     tokens = found["tokens", "one-sided"]
     assert (tokens.calls, tokens.bytes, tokens.ops) == (8, 7 * 400 + 200, ("put", "get"))
@@ -278,7 +281,7 @@ def test_waits_are_counted(world: bm.World) -> None:
     flows = {flow.face: flow for flow in world.record.flows() if flow.flow == "late"}
     assert flows["collective"].wait_s + flows["one-sided"].wait_s == pytest.approx(waited)
     if world.rank:
-        assert 0.4 < waited, "rank 0 was late twice"
+        assert waited > 0.4, "rank 0 was late twice"
         assert flows["collective"].wait_s > 0.2
         assert flows["one-sided"].wait_s > 0.2
         assert flows["one-sided"].ops == (), "a wait moves nothing"

@@ -7,6 +7,7 @@ Each MPI library is a wheel in a virtual environment of its own, made at first u
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import importlib.util
 import json
@@ -16,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ _READY = ".ready"  # holds what the environment was made with
 # The first line of an output that says why: a Python exception, or what MPI libraries write.
 _TELLING = re.compile(r"\b\w*Error\b:|[Aa]ssertion failed|Segmentation fault|Timeout \(")
 _LATE_S = 20.0  # what a side gets beyond its limit to end by itself
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
 _TERM_S = 8.0  # more than `bireme run` gives its ranks
 
 # Loopback and shared memory only; a variable that is set already stays.
@@ -133,6 +136,7 @@ def _output(command: Sequence[str], env: Mapping[str, str], limit_s: float) -> s
         process = subprocess.Popen(
             command, env=dict(env), text=True, errors="replace", start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=_ends_with(os.getpid()),
         )  # fmt: skip
     except OSError as error:
         raise Failed(f"cannot start {command[0]}: {error.strerror}") from None
@@ -146,6 +150,17 @@ def _output(command: Sequence[str], env: Mapping[str, str], limit_s: float) -> s
     if process.returncode:
         raise Failed(f"exit code {process.returncode}: {_last_words(errors or output)}")
     return output
+
+
+def _ends_with(parent: int) -> Callable[[], None]:
+    """Return what makes a launcher end its ranks when we are killed."""
+
+    def prepare() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended before we asked
+            os._exit(1)
+
+    return prepare
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -44,7 +44,8 @@ class BiremeSide(Side):
 
     def about(self) -> dict[str, str]:
         """See ``Side.about``."""
-        return {"bireme": version("bireme"), "engine": self.world.collective.name}
+        names = {name: version(name) for name in ("bireme", "torch")}
+        return {**names, "engine": self.world.collective.name}
 
     def buffer(self, role: str, place: str, count: int, dtype: np.dtype[Any]) -> Any:
         """See ``Side.buffer``."""

@@ -261,7 +261,7 @@ class Side:
         """
         method = getattr(self, f"_{case.op}", None)
         if method is None:
-            raise Lacks(f"no {case.op}")
+            raise Lacks(f"no {case.op.removesuffix('_local')}")
         call: Call | None = method(case, half, x, out)
         return call
 

@@ -37,7 +37,7 @@ class CollectiveEngine(Protocol):
         src: int = 0,
         dst: int = 0,
         stream: Any = None,
-        extra: int = 0,
+        detail: str = "",
     ) -> Any:
         """Run one collective; every rank of the group calls it.
 
@@ -49,7 +49,7 @@ class CollectiveEngine(Protocol):
             root: Rank in the group, or -1.
             src, dst: Addresses; 0 where this rank has none.
             stream: Where to queue the work; ``None`` runs it before returning.
-            extra: A further number that must be the same on all ranks.
+            detail: What else must be the same on all ranks, in words.
 
         Returns:
             A native work handle, or ``None`` when the work is done.

@@ -60,7 +60,7 @@ class NullCollective:
         src: int = 0,
         dst: int = 0,
         stream: Any = None,
-        extra: int = 0,
+        detail: str = "",
     ) -> Any:
         """See ``CollectiveEngine.run``."""
         part = count * numpy_dtype(dtype).itemsize

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,11 @@ DELIVERIES = ("eager", "lazy", "random")  # native/heap.h: enum class Delivery
 _STEP_BYTES = 64 << 20
 _INT64 = _core.DTYPES.index("int64")
 _NO_SIGNAL = 2**64 - 1
+
+
+def _digest(detail: str) -> int:
+    """Return the number that stands for a detail when calls are compared; 0 for none."""
+    return zlib.crc32(detail.encode()) + 1 if detail else 0
 
 
 class ShmCollective:
@@ -51,16 +57,16 @@ class ShmCollective:
         src: int = 0,
         dst: int = 0,
         stream: Any = None,
-        extra: int = 0,
+        detail: str = "",
     ) -> Any:
         """See ``CollectiveEngine.run``."""
         return self.channel.run(
-            _KINDS[op], dtype, count, reduction, root, src, dst, extra, "", stream
+            _KINDS[op], dtype, count, reduction, root, src, dst, _digest(detail), detail, "", stream
         )
 
     def refuse(self, op: str, why: str) -> None:
         """See ``CollectiveEngine.refuse``."""
-        self.channel.run(_KINDS[op], 0, 0, 0, -1, 0, 0, 0, why or "unknown reason", None)
+        self.channel.run(_KINDS[op], 0, 0, 0, -1, 0, 0, 0, "", why or "unknown reason", None)
 
     def send(self, dtype: int, count: int, peer: int, src: int, stream: Any = None) -> Any:
         """See ``CollectiveEngine.send``."""
