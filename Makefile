@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/*.cpp native/*.h)
 SOURCES := pyproject.toml CMakeLists.txt $(NATIVE) $(shell find src -name '*.py')
 
-.PHONY: venv demo test raises lint docs clean
+.PHONY: venv demo test raises bench lint docs clean
 
 venv: $(STAMP)
 
@@ -55,6 +55,10 @@ raises: $(STAMP)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet -o build/coverage.json
 	$(BIN)/python tests/raises.py build/coverage.json
+
+# Compares with Gloo, MPICH and Open MPI on this machine; see benchmarks/README.md.
+bench: $(STAMP)
+	$(BIN)/bireme bench engine -n 2 --peers gloo,mpich,openmpi --json benchmarks/latest.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

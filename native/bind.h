@@ -20,6 +20,7 @@ void bind_channel(nb::module_& m);
 void bind_heap(nb::module_& m);
 void bind_stream(nb::module_& m);
 void bind_record(nb::module_& m);
+void bind_lane(nb::module_& m);
 
 class Recorder;
 
@@ -42,5 +43,22 @@ class PythonCall {
   bool before_;
 };
 bool python_signal_raised();
+
+// Release the interpreter where a PythonCall of this thread holds it; null where it does not.
+void* release_python();
+void reacquire_python(void* token);
+
+// A part of a call that takes long whatever others do: other Python threads may run meanwhile.
+class LongCall {
+ public:
+  explicit LongCall(u64 bytes) : token_(bytes > kLongBytes ? release_python() : nullptr) {}
+  ~LongCall() {
+    if (token_) reacquire_python(token_);
+  }
+
+ private:
+  static constexpr u64 kLongBytes = 64 << 10;
+  void* token_;
+};
 
 }  // namespace bireme

@@ -14,6 +14,8 @@ std::shared_ptr<Control> make_control(int fd, u32 rank, u32 size, std::vector<in
   auto control =
       std::make_shared<Control>(fd, rank, size, std::move(peers), Limits{timeout_s, warn_s, spin});
   control->interrupted = python_signal_raised;
+  control->release = release_python;
+  control->reacquire = reacquire_python;
   return control;
 }
 
@@ -56,6 +58,7 @@ void bind_control(nb::module_& m) {
             c.set_state(static_cast<RankState>(state), note);
           },
           nb::arg("state"), nb::arg("note") = "")
+      .def("close_descriptors", &Control::close_descriptors)
       .def("stop", &Control::stop)
       .def("forked", &Control::forked)
       .def("forget", [](Control&) { forget_call_sites(); })

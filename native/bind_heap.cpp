@@ -70,10 +70,15 @@ nb::object value_of(u64 bits, DType dtype) {
 
 void bind_heap(nb::module_& m) {
   nb::class_<Heap>(m, "Heap")
-      .def(nb::init<std::shared_ptr<Control>, std::vector<int>, u64, bool>(), nb::arg("control"),
-           nb::arg("fds"), nb::arg("bytes"), nb::arg("lazy"))
+      .def(nb::new_([](std::shared_ptr<Control> control, std::vector<int> fds, u64 bytes,
+                       u32 delivery, u64 seed) {
+             return std::make_shared<Heap>(std::move(control), std::move(fds), bytes,
+                                           static_cast<Delivery>(delivery), seed);
+           }),
+           nb::arg("control"), nb::arg("fds"), nb::arg("bytes"), nb::arg("delivery"),
+           nb::arg("seed"))
       .def_prop_ro("bytes", &Heap::bytes)
-      .def_prop_ro("lazy", &Heap::lazy)
+      .def_prop_ro("defers", &Heap::defers)
       .def(
           "address",
           [](Heap& h, u32 rank, u64 offset) { return reinterpret_cast<u64>(h.at(rank, offset)); },
@@ -89,17 +94,20 @@ void bind_heap(nb::module_& m) {
           },
           nb::arg("rank"), nb::arg("offset"), nb::arg("bytes"), nb::arg("owner"),
           nb::arg("read_only") = false)
+      .def("commit", &Heap::commit, nb::arg("offset"), nb::arg("bytes"),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("zero", &Heap::zero, nb::arg("offset"), nb::arg("bytes"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("release", &Heap::release, nb::arg("offset"), nb::arg("bytes"))
-      .def("leave_mapped", &Heap::leave_mapped)
+      .def("close_descriptors", &Heap::close_descriptors)
       .def("deliver", &Heap::deliver)
       .def("put",
            [](Heap& h, u32 dtype, u64 count, u32 group, u64 offset, u32 peer, u64 src, bool nbi,
               u64 signal, u64 value, u32 op) {
              const CallInfo info =
                  info_of(h.control(), Kind::put, dtype, count, group, static_cast<i32>(peer));
-             nb::gil_scoped_release free;
+             PythonCall python;
+             LongCall released(info.bytes);
              h.put(info, offset, peer, reinterpret_cast<const void*>(src), nbi,
                    signal_at(signal, value, op));
            })
@@ -107,7 +115,8 @@ void bind_heap(nb::module_& m) {
            [](Heap& h, u32 dtype, u64 count, u32 group, u64 offset, u32 peer, u64 dst, bool nbi) {
              const CallInfo info =
                  info_of(h.control(), Kind::get, dtype, count, group, static_cast<i32>(peer));
-             nb::gil_scoped_release free;
+             PythonCall python;
+             LongCall released(info.bytes);
              h.get(info, offset, peer, reinterpret_cast<void*>(dst), nbi);
            })
       .def("signal",
@@ -122,7 +131,6 @@ void bind_heap(nb::module_& m) {
              PythonCall python;
              const CallInfo info = info_of(h.control(), Kind::signal_wait,
                                            static_cast<u32>(DType::u64), 0, group, -1);
-             nb::gil_scoped_release free;
              return h.signal_wait(info, ranks, offset, static_cast<Compare>(compare), value);
            })
       .def("signal_read", &Heap::signal_read, nb::arg("offset"))

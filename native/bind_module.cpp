@@ -1,4 +1,4 @@
-#include "bind.h"
+#include "array.h"
 #include "failure.h"
 #include "kernels.h"
 
@@ -61,4 +61,6 @@ NB_MODULE(_core, m) {
   bind_stream(m);
   bind_heap(m);
   bind_channel(m);
+  bind_array(m);
+  bind_lane(m);
 }

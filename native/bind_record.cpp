@@ -40,9 +40,16 @@ nb::list calls_of(Control& control, u32 rank, u64 last) {
 nb::list totals_of(Control& control) {
   nb::list out;
   const RankBlock& block = control.block(control.rank());
-  for (const auto& [key, t] : control.recorder().totals())
-    out.append(nb::make_tuple(text_at(block, key[0]), key[1], name(static_cast<Kind>(key[2])),
-                              t.calls, t.bytes, t.time_ns, t.wait_ns));
+  const Recorder& recorder = control.recorder();
+  for (u32 flow = 0; flow < recorder.flow_count(); ++flow)
+    for (u32 engine = 0; engine < kEngines; ++engine)
+      for (u32 kind = 0; kind < static_cast<u32>(Kind::count_); ++kind) {
+        const Totals t = recorder.totals(flow, engine, static_cast<Kind>(kind));
+        if (t.calls == 0) continue;
+        out.append(nb::make_tuple(text_at(block, recorder.flow_text(flow)), engine,
+                                  name(static_cast<Kind>(kind)), t.calls, t.bytes, t.time_ns,
+                                  t.wait_ns));
+      }
   return out;
 }
 
@@ -50,8 +57,11 @@ nb::list totals_of(Control& control) {
 
 void bind_record(nb::module_& m) {
   m.def(
-      "intern", [](Control& c, const std::string& text) { return c.recorder().intern(text); },
-      nb::arg("control"), nb::arg("text"));
+      "flow", [](Control& c, const std::string& label) { return c.recorder().flow(label); },
+      nb::arg("control"), nb::arg("label"));
+  m.def(
+      "here", [](Control& c) { return text_at(c.block(c.rank()), call_site(c.recorder())); },
+      nb::arg("control"));
   m.def("calls", &calls_of, nb::arg("control"), nb::arg("rank"), nb::arg("last"));
   m.def("totals", &totals_of, nb::arg("control"));
 }

@@ -13,6 +13,12 @@ void bind_stream(nb::module_& m) {
             return work.wait(timeout_s);
           },
           nb::arg("timeout_s"))
+      .def("wait_done",
+           [](Work& work) {
+             PythonCall python;
+             nb::gil_scoped_release free;
+             work.wait_done(-1);
+           })
       .def("done", &Work::done)
       .def("failed", [](Work& work) { return work.error() != nullptr; });
   nb::class_<Stream>(m, "Stream")

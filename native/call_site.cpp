@@ -85,6 +85,12 @@ void set_current_flow(u32 id) { flow = id; }
 PythonCall::PythonCall() : before_(in_python_call) { in_python_call = true; }
 PythonCall::~PythonCall() { in_python_call = before_; }
 
+void* release_python() {
+  return in_python_call && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+}
+
+void reacquire_python(void* token) { PyEval_RestoreThread(static_cast<PyThreadState*>(token)); }
+
 bool python_signal_raised() {
   if (!in_python_call) return false;
   nb::gil_scoped_acquire gil;

@@ -46,14 +46,32 @@ u8* plus(const void* p, u64 bytes) { return const_cast<u8*>(static_cast<const u8
 
 }  // namespace
 
-// A call's turn in its channel.
+// A call's turn in its channel. It costs no lock where nobody else is in line.
 class Turn {
  public:
   Turn(Channel& channel, u64 ticket) : channel_(channel) {
-    std::unique_lock lock(channel.turn_mutex_);
-    while (!channel.turn_.wait_for(lock, std::chrono::milliseconds(50),
-                                   [&] { return channel.serving_ == ticket; })) {
-      Control& control = *channel.control_;
+    if (channel.serving_.load(std::memory_order_acquire) != ticket) queue(ticket);
+  }
+  ~Turn() {
+    channel_.serving_.fetch_add(1, std::memory_order_seq_cst);
+    if (channel_.queued_.load(std::memory_order_seq_cst) == 0) return;
+    std::lock_guard lock(channel_.turn_mutex_);
+    channel_.turn_.notify_all();
+  }
+
+ private:
+  void queue(u64 ticket) {
+    Control& control = *channel_.control_;
+    Control::Blocking released(control);
+    struct Queued {
+      explicit Queued(std::atomic<u32>& n) : n(n) { n.fetch_add(1, std::memory_order_seq_cst); }
+      ~Queued() { n.fetch_sub(1, std::memory_order_relaxed); }
+      std::atomic<u32>& n;
+    } queued(channel_.queued_);
+    std::unique_lock lock(channel_.turn_mutex_);
+    while (!channel_.turn_.wait_for(lock, std::chrono::milliseconds(50), [&] {
+      return channel_.serving_.load(std::memory_order_seq_cst) == ticket;
+    })) {
       control.check();
       if (control.interrupted && control.interrupted()) {
         control.abort(Code::aborted, "rank " + std::to_string(control.rank()) +
@@ -62,38 +80,36 @@ class Turn {
       }
     }
   }
-  ~Turn() {
-    std::lock_guard lock(channel_.turn_mutex_);
-    ++channel_.serving_;
-    channel_.turn_.notify_all();
-  }
-
- private:
   Channel& channel_;
 };
 
 // One collective under way: its shape and its sizes in bytes.
 struct Channel::Exchange {
-  Exchange(const Collective& call, u32 size)
+  Exchange(const Collective& call, u32 size, std::vector<const void*>& pointers)
       : call(call),
         shape(shape_of(call.info.kind)),
         item(item_bytes(call.info.dtype)),
         count(call.info.count),
         part(count * item),
         source(shape.blocks ? part * size : part),
-        pointers(size) {
+        pointers(pointers) {
     if (shape.how == Shape::fold && count) fold = fold_for(call.info.dtype, call.info.reduction);
   }
 
   bool publishes(u32 i) const { return shape.all_publish || static_cast<u32>(call.root) == i; }
-  bool consumes(u32 i) const { return shape.all_consume || static_cast<u32>(call.root) == i; }
+  bool consumes(u32 i) const {
+    const bool root = static_cast<u32>(call.root) == i;
+    if (call.info.kind == Kind::broadcast && root)
+      return false;  // it has the data, maybe read-only
+    return shape.all_consume || root;
+  }
 
   // Gives `n` elements at `at` of this rank's result what the sources hold.
   void consume(u64 at, u64 n, u32 size) {
     u8* dst = plus(call.dst, at * item);
     if (shape.how == Shape::fold) {
       void* out = dst;
-      fold(&out, 1, pointers.data(), size, n);
+      fold(&out, 1, pointers.data(), size, n, false);
     } else if (shape.how == Shape::copy) {
       const void* from = pointers[static_cast<u32>(call.root)];
       if (from != dst) std::memcpy(dst, from, n * item);
@@ -106,7 +122,7 @@ struct Channel::Exchange {
   const Collective& call;
   Shape shape;
   u64 item, count, part, source;
-  std::vector<const void*> pointers;  // where each rank's data for this rank lies
+  std::vector<const void*>& pointers;  // where each rank's data for this rank lies
   Fold fold = nullptr;
 };
 
@@ -122,6 +138,7 @@ Channel::Channel(std::shared_ptr<Control> control, std::shared_ptr<Heap> heap, u
                group_bytes(control_->size())),
       members_at_(reinterpret_cast<Member*>(mapping_.data())),
       pipes_at_(reinterpret_cast<Pipe*>(mapping_.data() + control_->size() * sizeof(Member))),
+      sources_(members_.size()),
       send_mutex_(members_.size()),
       recv_mutex_(members_.size()) {}
 
@@ -156,13 +173,17 @@ void Channel::announce(const Exchange& x, Recorder::Call& record) {
   said.call = record.seq();
   said.site = info.site;
   said.refused = !call.refused.empty();
-  const size_t n = std::min(call.refused.size(), sizeof said.text - 1);
-  std::memcpy(said.text, call.refused.data(), n);
-  said.text[n] = 0;
+  if (const std::string& text = said.refused ? call.refused : call.detail; !text.empty()) {
+    const size_t n = std::min(text.size(), sizeof said.text - 1);
+    std::memcpy(said.text, text.data(), n);
+    said.text[n] = 0;
+  }
   const bool mine = x.publishes(index_);
   said.src_offset = mine ? heap_->offset_of(call.src, x.source) : kNone;
   const u64 result = x.shape.how == Shape::concat ? x.part * size() : x.part;
   said.dst_offset = x.consumes(index_) ? heap_->offset_of(call.dst, result) : kNone;
+  if (info.kind == Kind::barrier)
+    said.src_offset = static_cast<u64>(dropped_.load(std::memory_order_relaxed));
   // In place, an exchange of blocks would overwrite what others still read.
   if (info.kind == Kind::all_to_all && call.src == call.dst) said.src_offset = kNone;
   if (mine && x.source && x.source <= kInlineBytes && call.refused.empty()) {
@@ -174,14 +195,16 @@ void Channel::announce(const Exchange& x, Recorder::Call& record) {
 
 void Channel::compare() {
   const Announcement& mine = member(index_).said[step_ & 1];
-  bool same = true;
+  bool same = true, dropped = mine.kind == static_cast<u32>(Kind::barrier);
   for (u32 i = 0; i < size(); ++i) {
     const Announcement& a = member(i).said[step_ & 1];
     if (a.refused) fail_refused(i);
+    dropped &= a.src_offset != 0;
     same &= a.kind == mine.kind && a.dtype == mine.dtype && a.count == mine.count &&
             a.reduction == mine.reduction && a.root == mine.root && a.extra == mine.extra;
   }
   if (!same) fail_mismatch();
+  all_dropped_ = dropped;
 }
 
 std::string Channel::described(u32 i) const {
@@ -189,7 +212,7 @@ std::string Channel::described(u32 i) const {
   const RankBlock& block = control_->block(members_[i]);
   Entry e{};
   e.kind = a.kind;
-  e.dtype = a.dtype;
+  e.dtype = a.refused ? static_cast<u32>(DType::count_) : a.dtype;  // refused: unknown
   e.count = a.count;
   e.reduction = a.reduction;
   e.peer = a.root >= 0 && a.root < static_cast<i32>(size())
@@ -197,7 +220,7 @@ std::string Channel::described(u32 i) const {
                : -1;
   e.site = a.site;
   std::string text = describe(block, e);
-  if (a.extra) text += " [" + std::to_string(a.extra) + "]";
+  if (a.extra && !a.refused) text += std::string(" [") + a.text + "]";
   return text;
 }
 
@@ -305,13 +328,14 @@ void Channel::sliced(Exchange& x) {
   const u64 begin = std::min(lines * index_ / size() * 64 / x.item, x.count);
   const u64 end = std::min(lines * (index_ + 1) / size() * 64 / x.item, x.count);
   if (begin == end) return;
-  std::vector<void*> targets;
+  targets_.clear();
   for (u32 i = 0; i < size(); ++i) {
     const Announcement& a = member(i).said[step_ & 1];
     x.pointers[i] = heap_->at(members_[i], a.src_offset) + begin * x.item;
-    if (x.consumes(i)) targets.push_back(heap_->at(members_[i], a.dst_offset) + begin * x.item);
+    if (x.consumes(i)) targets_.push_back(heap_->at(members_[i], a.dst_offset) + begin * x.item);
   }
-  x.fold(targets.data(), static_cast<u32>(targets.size()), x.pointers.data(), size(), end - begin);
+  x.fold(targets_.data(), static_cast<u32>(targets_.size()), x.pointers.data(), size(), end - begin,
+         x.part >= kStreamBytes);
 }
 
 void Channel::run(const Collective& call, u64 ticket) {
@@ -321,7 +345,7 @@ void Channel::run(const Collective& call, u64 ticket) {
   CallInfo info = call.info;
   info.bytes = info.count * item_bytes(info.dtype);
   Recorder::Call record(control_->recorder(), info);
-  Exchange x(call, size());
+  Exchange x(call, size(), sources_);
   announce(x, record);
   record.group_seq(step_);
   if (!call.refused.empty()) return;
@@ -336,8 +360,9 @@ void Channel::close(const CallInfo& info, u64 ticket, bool keep_slot) {
   if (closed_) return;
   control_->check();
   Recorder::Call record(control_->recorder(), info);
-  const Collective call{info, 0, -1, nullptr, nullptr, ""};
-  announce(Exchange(call, size()), record);
+  Collective call;
+  call.info = info;
+  announce(Exchange(call, size(), sources_), record);
   wait_step(step_, record);
   compare();
   closed_ = true;

@@ -27,6 +27,7 @@ struct Collective {
   const void* src = nullptr;
   void* dst = nullptr;
   std::string refused;  // not empty: this member's arguments were wrong
+  std::string detail;   // for errors: what `extra` stands for
 };
 
 enum class Path : u32 { none, inline_, staged, direct, sliced };
@@ -40,6 +41,11 @@ class Channel {
   u32 size() const { return static_cast<u32>(members_.size()); }
   u32 index() const { return index_; }
   u32 slot() const { return slot_; }
+  bool closed() const { return closed_; }
+  // Arrays of this rank that the program has dropped and that are not freed yet; barriers tell the
+  // others. After a barrier, whether every member had some: then all collect.
+  void dropped(i64 by) { dropped_.fetch_add(by, std::memory_order_relaxed); }
+  bool all_dropped() const { return all_dropped_; }
   Control& control() { return *control_; }
 
   // Calls of one channel run in the order of their tickets, whichever thread runs them.
@@ -82,9 +88,14 @@ class Channel {
   Pipe* pipes_at_;
   u64 step_ = 0;
   bool closed_ = false;
+  std::atomic<i64> dropped_{0};
+  bool all_dropped_ = false;
   u64 staged_bytes_ = 0, inline_bytes_ = 0;
+  std::vector<const void*> sources_;  // of the call that has its turn
+  std::vector<void*> targets_;
   std::atomic<u64> next_ticket_{0};
-  u64 serving_ = 0;
+  std::atomic<u64> serving_{0};
+  std::atomic<u32> queued_{0};  // threads that sleep until their turn
   std::mutex turn_mutex_;
   std::condition_variable turn_;
   std::vector<std::mutex> send_mutex_, recv_mutex_;

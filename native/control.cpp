@@ -64,10 +64,15 @@ Control::Control(int fd, u32 rank, u32 size, std::vector<Peer> peers, Limits lim
   set_state(RankState::running);
 }
 
-Control::~Control() {
-  for (const Peer& peer : peers_)
+Control::~Control() { close_descriptors(); }
+
+void Control::close_descriptors() {
+  for (Peer& peer : peers_) {
     if (peer.pidfd >= 0) ::close(peer.pidfd);
-  ::close(fd_);
+    peer.pidfd = -1;
+  }
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
 }
 
 void Control::pause() {

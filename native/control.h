@@ -56,9 +56,28 @@ class Control {
   // Ends the world for everybody; the first text wins.
   void abort(Code code, const std::string& text);
   void set_state(RankState state, const std::string& note = "");
+  // Lets go of the descriptors; what is mapped stays mapped. Nothing is waited for afterwards.
+  void close_descriptors();
   void stop() { stopped_ = true; }  // local: every wait of this process ends
   void forked() { forked_ = stopped_ = true; }
   bool is_forked() const { return forked_; }
+
+  // Lets other Python threads run while this one sleeps. Polling keeps the interpreter: it is
+  // short.
+  class Blocking {
+   public:
+    explicit Blocking(Control& control) : control_(control) {
+      if (control.release) token_ = control.release();
+    }
+    ~Blocking() {
+      if (token_) control_.reacquire(token_);
+    }
+    Blocking(const Blocking&) = delete;
+
+   private:
+    Control& control_;
+    void* token_ = nullptr;
+  };
 
   template <class Done>
   void wait(const Wait& what, Done&& done) {
@@ -68,6 +87,7 @@ class Control {
       pause();
       if (done()) return;
     }
+    Blocking released(*this);
     for (int i = 0; i < kYields; ++i) {
       yield();
       if (done()) return;
@@ -91,11 +111,18 @@ class Control {
   std::string where_is(u32 rank) const;  // one line about a rank, for error texts
   std::string where_all_are() const;
 
+  // Asynchronous work of this rank that has not finished, on all its streams.
+  int queued_work() const { return queued_work_.load(std::memory_order_acquire); }
+  void work_queued(int by) { queued_work_.fetch_add(by, std::memory_order_acq_rel); }
+
   // Run when a wait blocks: lazy puts land then. `soon` is false for collectives, whose waits do
   // not complete puts by themselves; they land after a while so that progress is certain.
   std::function<void()> on_block;
   // Returns true when a Python signal handler raised (the Python error is set then).
   std::function<bool()> interrupted;
+  // Release the interpreter where this thread holds it, and take it back.
+  void* (*release)() = nullptr;
+  void (*reacquire)(void*) = nullptr;
 
  private:
   static constexpr int kYields = 64;
@@ -120,6 +147,7 @@ class Control {
   Recorder recorder_;
   std::atomic<bool> stopped_{false};
   bool forked_ = false;
+  std::atomic<int> queued_work_{0};
 };
 
 }  // namespace bireme

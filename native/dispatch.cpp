@@ -7,7 +7,7 @@ namespace bireme {
 namespace baseline {
 Fold pick_fold(DType, Reduction);
 }
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(BIREME_BASELINE_ONLY)
 namespace avx2 {
 Fold pick_fold(DType, Reduction);
 }
@@ -24,7 +24,7 @@ struct Isa {
 };
 
 Isa detect() {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(BIREME_BASELINE_ONLY)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

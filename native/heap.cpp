@@ -1,6 +1,8 @@
 #include "heap.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -95,15 +97,25 @@ bool holds(u64 found, Compare compare, u64 value) {
   return false;
 }
 
-Heap::Heap(std::shared_ptr<Control> control, std::vector<int> fds, u64 bytes, bool lazy)
-    : control_(std::move(control)), bytes_(bytes), lazy_(lazy), fds_(std::move(fds)) {
-  for (int fd : fds_) maps_.emplace_back(fd, 0, bytes);
-  if (lazy) control_->on_block = [this] { deliver(); };
+Heap::Heap(std::shared_ptr<Control> control, std::vector<int> fds, u64 bytes, Delivery delivery,
+           u64 seed)
+    : control_(std::move(control)),
+      bytes_(bytes),
+      delivery_(delivery),
+      random_(seed),
+      fds_(std::move(fds)) {
+  for (int fd : fds_) maps_.emplace_back(fd, 0, bytes, true);
+  if (defers()) control_->on_block = [this] { deliver(); };
 }
 
 Heap::~Heap() {
   control_->on_block = nullptr;
+  close_descriptors();
+}
+
+void Heap::close_descriptors() {
   for (int fd : fds_) ::close(fd);
+  fds_.clear();
 }
 
 u64 Heap::offset_of(const void* p, u64 bytes) const {
@@ -116,12 +128,14 @@ u64 Heap::offset_of(const void* p, u64 bytes) const {
 void Heap::put(CallInfo info, u64 offset, u32 peer, const void* src, bool nbi, Signal signal) {
   control_->check();
   Recorder::Call record(control_->recorder(), info);
-  if (lazy_) {
+  if (defers()) {
     std::lock_guard lock(mutex_);
+    land_some();
     Pending op{peer, offset, info.bytes, src, {}, nullptr, false};
     if (signal.offset != kNone) {
       land_fenced(peer);
       land(op);
+      dawdle();
       apply(peer, signal);
     } else {
       if (!nbi) {
@@ -143,7 +157,7 @@ void Heap::put(CallInfo info, u64 offset, u32 peer, const void* src, bool nbi, S
 void Heap::get(CallInfo info, u64 offset, u32 peer, void* dst, bool nbi) {
   control_->check();
   Recorder::Call record(control_->recorder(), info);
-  if (lazy_ && nbi) {
+  if (defers() && nbi) {
     std::lock_guard lock(mutex_);
     if (info.bytes) std::memset(dst, kPoison, info.bytes);
     pending_.push_back({peer, offset, info.bytes, nullptr, {}, dst, false});
@@ -165,7 +179,7 @@ void Heap::apply(u32 peer, const Signal& s) {
 void Heap::signal(CallInfo info, u32 peer, Signal s) {
   control_->check();
   Recorder::Call record(control_->recorder(), info);
-  if (lazy_) {
+  if (defers()) {
     std::lock_guard lock(mutex_);
     land_fenced(peer);
   }
@@ -193,7 +207,7 @@ u64 Heap::signal_wait(CallInfo info, const std::vector<u32>& ranks, u64 offset, 
 u64 Heap::atomic(CallInfo info, u64 offset, u32 peer, Atomic op, u64 value, u64 condition) {
   control_->check();
   Recorder::Call record(control_->recorder(), info);
-  if (lazy_) {
+  if (defers()) {
     std::lock_guard lock(mutex_);
     land_fenced(peer);
   }
@@ -255,11 +269,27 @@ void Heap::land_fenced(u32 peer) {
   pending_ = std::move(kept);
 }
 
+// A random one of what no fence holds back: the operations before the first fence.
+void Heap::land_some() {
+  if (delivery_ != Delivery::random || random_() % 2) return;
+  while (!pending_.empty() && pending_.front().fence) pending_.pop_front();
+  size_t free = 0;
+  while (free < pending_.size() && !pending_[free].fence) ++free;
+  if (free == 0) return;
+  const auto chosen = pending_.begin() + static_cast<std::ptrdiff_t>(random_() % free);
+  land(*chosen);
+  pending_.erase(chosen);
+}
+
+void Heap::dawdle() {
+  if (delivery_ == Delivery::random) usleep(static_cast<useconds_t>(random_() % 200));
+}
+
 void Heap::fence(CallInfo info) {
   control_->check();
   Recorder::Call record(control_->recorder(), info);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (lazy_) {
+  if (defers()) {
     std::lock_guard lock(mutex_);
     if (!pending_.empty()) pending_.push_back({0, 0, 0, nullptr, {}, nullptr, true});
   }
@@ -274,11 +304,21 @@ void Heap::quiet(CallInfo info) {
 }
 
 void Heap::deliver() {
-  if (lazy_) {
+  if (defers()) {
     std::lock_guard lock(mutex_);
     land_all();
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+bool Heap::commit(u64 offset, u64 bytes) {
+  const int fd = fds_[control_->rank()];
+  struct stat info;
+  if (fstat(fd, &info) != 0) return false;
+  const u64 end = offset + bytes;
+  if (static_cast<u64>(info.st_size) < end && ftruncate(fd, static_cast<off_t>(end)) != 0)
+    return false;
+  return bytes == 0 || fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
 }
 
 void Heap::zero(u64 offset, u64 bytes) {
@@ -288,10 +328,6 @@ void Heap::zero(u64 offset, u64 bytes) {
 void Heap::release(u64 offset, u64 bytes) {
   const u64 begin = (offset + kPage - 1) / kPage * kPage, end = (offset + bytes) / kPage * kPage;
   if (begin < end) madvise(at(control_->rank(), begin), end - begin, MADV_REMOVE);
-}
-
-void Heap::leave_mapped() {
-  for (Mapping& map : maps_) map.leave_mapped();
 }
 
 }  // namespace bireme

@@ -2,15 +2,18 @@
 //
 // Eager delivery: a put is a copy into the peer's mapped heap. Lazy delivery, for tests: plain puts
 // wait in a queue until quiet, or until this rank blocks in a wait; a put with signal carries its
-// own data only. A right program gives the same results in both.
+// own data only. Random delivery lets queued puts land at random calls in random order, as far as
+// fences allow, and signals come late. A right program gives the same results in all three.
 #pragma once
 
 #include <deque>
+#include <random>
 
 #include "control.h"
 
 namespace bireme {
 
+enum class Delivery : u32 { eager, lazy, random };
 enum class Compare : u32 { eq, ne, gt, ge, lt, le };
 enum class SignalOp : u32 { set, add };
 enum class Atomic : u32 { fetch, set, add, band, bor, bxor, swap, compare_swap };
@@ -23,13 +26,15 @@ struct Signal {
 
 class Heap {
  public:
-  Heap(std::shared_ptr<Control> control, std::vector<int> fds, u64 bytes, bool lazy);
+  // `bytes` are reserved for each rank; memory is taken by commit.
+  Heap(std::shared_ptr<Control> control, std::vector<int> fds, u64 bytes, Delivery delivery,
+       u64 seed);
   ~Heap();
   Heap(const Heap&) = delete;
 
   Control& control() { return *control_; }
   u64 bytes() const { return bytes_; }
-  bool lazy() const { return lazy_; }
+  bool defers() const { return delivery_ != Delivery::eager; }
   u8* at(u32 rank, u64 offset) const { return maps_[rank].data() + offset; }
   // The offset of a local address in this rank's heap, or kNone.
   u64 offset_of(const void* p, u64 bytes) const;
@@ -46,9 +51,12 @@ class Heap {
   void fence(CallInfo info);
   void quiet(CallInfo info);
   void deliver();  // what quiet does, unrecorded
+  // Takes memory for a part of the own heap, which grows to hold it. Returns false where the system
+  // has no more.
+  bool commit(u64 offset, u64 bytes);
   void zero(u64 offset, u64 bytes);
   void release(u64 offset, u64 bytes);  // give the pages of the own part back
-  void leave_mapped();                  // views are alive: never unmap
+  void close_descriptors();             // what is mapped stays mapped
 
  private:
   struct Pending {
@@ -63,11 +71,14 @@ class Heap {
   void land(Pending& op);
   void land_all();
   void land_fenced(u32 peer);  // what a fence orders before the next operation to this peer
+  void land_some();            // random delivery: maybe one, whichever may land
+  void dawdle();               // random delivery: a short delay
   void apply(u32 peer, const Signal& signal);
 
   std::shared_ptr<Control> control_;
   u64 bytes_;
-  bool lazy_;
+  Delivery delivery_;
+  std::mt19937_64 random_;
   std::vector<Mapping> maps_;
   std::vector<int> fds_;
   std::mutex mutex_;

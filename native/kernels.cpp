@@ -1,8 +1,12 @@
 // The fold kernels. This file is compiled once per instruction set, BIREME_ISA naming it.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "dtypes.h"
 
@@ -89,16 +93,47 @@ struct Max {
   }
 };
 
+// Copies past the cache, for results that nobody reads soon. The caller fences.
+void stream_out(void* dst, const void* src, u64 bytes) {
+#if defined(__AVX2__)
+  u8* to = static_cast<u8*>(dst);
+  const u8* from = static_cast<const u8*>(src);
+  const u64 head = std::min<u64>(-reinterpret_cast<std::uintptr_t>(to) & 63, bytes);
+  std::memcpy(to, from, head);
+  u64 at = head;
+  for (; at + 64 <= bytes; at += 64) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at),
+                        _mm512_loadu_si512(reinterpret_cast<const void*>(from + at)));
+#else
+    for (u64 half = at; half < at + 64; half += 32)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + half),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + half)));
+#endif
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+#else
+  std::memcpy(dst, src, bytes);
+#endif
+}
+
 template <class T, class F, bool kAverage>
-void fold(void* const* dsts, u32 dst_count, const void* const* srcs, u32 src_count, u64 count) {
+void fold(void* const* dsts, u32 dst_count, const void* const* srcs, u32 src_count, u64 count,
+          bool stream) {
   using A = typename Traits<T>::Acc;
   alignas(64) A acc[kBlock];
   alignas(64) T out[kBlock];
   for (u64 at = 0; at < count; at += kBlock) {
     const u64 n = count - at < kBlock ? count - at : kBlock;
     const T* first = static_cast<const T*>(srcs[0]) + at;
-    for (u64 i = 0; i < n; ++i) acc[i] = Traits<T>::load(first[i]);
-    for (u32 r = 1; r < src_count; ++r) {
+    if (src_count == 1) {
+      for (u64 i = 0; i < n; ++i) acc[i] = Traits<T>::load(first[i]);
+    } else {
+      const T* next = static_cast<const T*>(srcs[1]) + at;
+      for (u64 i = 0; i < n; ++i)
+        acc[i] = F::apply(Traits<T>::load(first[i]), Traits<T>::load(next[i]));
+    }
+    for (u32 r = 2; r < src_count; ++r) {
       const T* next = static_cast<const T*>(srcs[r]) + at;
       for (u64 i = 0; i < n; ++i) acc[i] = F::apply(acc[i], Traits<T>::load(next[i]));
     }
@@ -111,12 +146,17 @@ void fold(void* const* dsts, u32 dst_count, const void* const* srcs, u32 src_cou
       for (u64 i = 0; i < n; ++i) out[i] = Traits<T>::store(acc[i]);
       result = out;
     }
-    for (u32 d = 0; d < dst_count; ++d)
-      std::memcpy(static_cast<T*>(dsts[d]) + at, result, n * sizeof(T));
+    for (u32 d = 0; d < dst_count; ++d) {
+      T* to = static_cast<T*>(dsts[d]) + at;
+      stream ? stream_out(to, result, n * sizeof(T)) : (void)std::memcpy(to, result, n * sizeof(T));
+    }
   }
+#if defined(__x86_64__)
+  if (stream) _mm_sfence();
+#endif
 }
 
-using Fold = void (*)(void* const*, u32, const void* const*, u32, u64);
+using Fold = void (*)(void* const*, u32, const void* const*, u32, u64, bool);
 
 template <class T>
 Fold pick(Reduction reduction) {

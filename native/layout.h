@@ -26,6 +26,7 @@ inline constexpr u64 kPage = 4096;
 
 inline constexpr u64 kInlineBytes = 8 << 10;   // payload that travels with the announcement
 inline constexpr u64 kChunkBytes = 256 << 10;  // one step of a staged collective
+inline constexpr u64 kStreamBytes = 4 << 20;   // larger results are stored past the cache
 inline constexpr u64 kPipeBytes = 64 << 10;    // one slot of a send/recv pipe
 inline constexpr u32 kPipeSlots = 2;
 
@@ -113,23 +114,25 @@ struct alignas(kPage) RankBlock {
   char strings[kStringBytes];
 };
 
-// What one member says about its next call. All members compare all of it.
-struct Announcement {
+// What one member says about its next call. The first line is compared and decides the path; small
+// payloads follow in the next lines, so that a small call moves few of them.
+struct alignas(64) Announcement {
   u32 kind;
   u32 dtype;
   u64 count;
   u32 reduction;
   i32 root;
-  u64 extra;  // what else must agree: sizes of an allocation, colours of a split are not here
+  u64 extra;  // what else must agree, such as the shape of an allocation
   // not compared: where the buffers lie, and what an error needs
   u64 src_offset;
   u64 dst_offset;
   u64 call;
   u32 site;
   u32 refused;  // 1: the member's own arguments were wrong; the text says why
+  u8 data[kInlineBytes];
   char text[512];
-  alignas(64) u8 data[kInlineBytes];
 };
+static_assert(offsetof(Announcement, data) == 64);
 
 struct alignas(kPage) Member {
   alignas(128) std::atomic<u64> step;  // the last step this member has published

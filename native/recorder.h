@@ -3,7 +3,7 @@
 #pragma once
 
 #include <array>
-#include <map>
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -32,7 +32,8 @@ struct Totals {
   u64 calls = 0, bytes = 0, time_ns = 0, wait_ns = 0;
 };
 
-using TotalsKey = std::array<u32, 3>;  // flow, engine, kind
+inline constexpr u32 kFlows = 64;
+inline constexpr u32 kEngines = 4;
 
 class Recorder {
  public:
@@ -45,19 +46,18 @@ class Recorder {
     ~Call() { end(3); }
     Call(const Call&) = delete;
     void finish() { end(2); }
-    void path(u32 path);
-    void waited(u64 ns) { wait_ns_ += ns; }
-    void group_seq(u64 seq);
-    u64 seq() const { return seq_; }
+    void path(u32 path) { own_.path = path; }
+    void waited(u64 ns) { own_.wait_ns += ns; }
+    void group_seq(u64 seq) { own_.group_seq = seq; }
+    u64 seq() const { return own_.seq; }
     const CallInfo& info() const { return info_; }
 
    private:
     void end(u32 state);
     Recorder& recorder_;
     CallInfo info_;
-    Entry* entry_;
-    u64 seq_, start_ns_, wait_ns_ = 0;
-    bool ended_ = false;
+    Entry own_{};
+    Entry* shared_;
   };
 
   // Adds the time of its scope to what the call has waited.
@@ -74,14 +74,23 @@ class Recorder {
 
   // The offset of a text in this rank's shared strings; 0 is the empty text.
   u32 intern(std::string_view text);
-  std::map<TotalsKey, Totals> totals() const;
+  // The small number of a flow; 0 is the calls without one, and all that come after the last.
+  u32 flow(std::string_view label);
+  u32 flow_text(u32 flow) const { return flows_[flow]; }
+  u32 flow_count() const { return flow_count_.load(std::memory_order_acquire); }
+  Totals totals(u32 flow, u32 engine, Kind kind) const;
 
  private:
   friend class Call;
+  struct Sums {  // several threads of this rank add
+    std::atomic<u64> calls{0}, bytes{0}, time_ns{0}, wait_ns{0};
+  };
   RankBlock& block_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::unordered_map<std::string, u32> strings_;
-  std::map<TotalsKey, Totals> totals_;
+  std::array<u32, kFlows> flows_{};
+  std::atomic<u32> flow_count_{1};
+  std::array<Sums, kFlows * kEngines* static_cast<u32>(Kind::count_)> sums_{};
 };
 
 const char* text_at(const RankBlock& block, u32 offset);

@@ -6,6 +6,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "failure.h"
@@ -25,21 +28,44 @@ int create_segment(const char* name, u64 bytes) {
   return fd;
 }
 
-Mapping::Mapping(int fd, u64 offset, u64 bytes) : bytes_(bytes) {
+bool Mapping::one_per_process = false;
+
+namespace {
+
+// The mappings of one_per_process, by inode and offset. They stay until the process ends.
+void* shared_mapping(ino_t inode, int fd, u64 offset, u64 bytes) {
+  static std::mutex mutex;
+  static std::map<std::tuple<ino_t, u64>, void*> known;
+  std::lock_guard lock(mutex);
+  auto [at, fresh] = known.try_emplace({inode, offset}, nullptr);
+  if (fresh)
+    at->second = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
+                      static_cast<off_t>(offset));
+  return at->second;
+}
+
+}  // namespace
+
+Mapping::Mapping(int fd, u64 offset, u64 bytes, bool reserve) : bytes_(bytes) {
   struct stat info;
-  if (fstat(fd, &info) != 0 || static_cast<u64>(info.st_size) < offset + bytes)
+  if (fstat(fd, &info) != 0 || (!reserve && static_cast<u64>(info.st_size) < offset + bytes))
     throw Failure(Code::engine, "a shared segment is smaller than announced: expected " +
                                     std::to_string(offset + bytes) + " bytes");
+  if (one_per_process) {
+    data_ = static_cast<u8*>(shared_mapping(info.st_ino, fd, offset, bytes));
+    return;
+  }
   void* at = mmap(nullptr, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
                   fd, static_cast<off_t>(offset));
   if (at == MAP_FAILED)
     throw Failure(Code::engine, "cannot map " + std::to_string(bytes) +
-                                    " bytes of shared memory: " + std::strerror(errno));
+                                    " bytes of shared memory: " + std::strerror(errno) +
+                                    "; BIREME_HEAP_BYTES limits what a heap reserves");
   data_ = static_cast<u8*>(at);
 }
 
 Mapping::~Mapping() {
-  if (data_) munmap(data_, bytes_ ? bytes_ : 1);
+  if (data_ && !one_per_process) munmap(data_, bytes_ ? bytes_ : 1);
 }
 
 Mapping::Mapping(Mapping&& other) noexcept

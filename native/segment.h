@@ -14,13 +14,16 @@ int create_segment(const char* name, u64 bytes);
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(int fd, u64 offset, u64 bytes);
+  // `reserve` allows addresses past the end of the memory, which may grow.
+  Mapping(int fd, u64 offset, u64 bytes, bool reserve = false);
   ~Mapping();
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
   u8* data() const { return data_; }
   u64 bytes() const { return bytes_; }
-  void leave_mapped() { data_ = nullptr; }  // views outlive the owner
+  // For ranks that are threads of one process: mappings of the same memory are one mapping, so that
+  // ThreadSanitizer sees what they share. Set before the first mapping, never reset.
+  static bool one_per_process;
 
  private:
   u8* data_ = nullptr;

@@ -5,6 +5,12 @@
 namespace bireme {
 
 bool Work::wait(double timeout_s) {
+  if (!wait_done(timeout_s)) return false;
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
+
+bool Work::wait_done(double timeout_s) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   std::unique_lock lock(mutex_);
@@ -17,7 +23,6 @@ bool Work::wait(double timeout_s) {
     if (control_->interrupted && control_->interrupted()) throw Interrupted();
     lock.lock();
   }
-  if (error_) std::rethrow_exception(error_);
   return true;
 }
 
@@ -45,6 +50,7 @@ std::shared_ptr<Work> Stream::submit(std::function<void()> task) {
   queue_.push_back({std::move(task), work});
   last_ = work;
   ++pending_;
+  control_->work_queued(1);
   if (!thread_.joinable()) thread_ = std::thread(&Stream::loop, this);
   wake_.notify_one();
   return work;
@@ -80,6 +86,7 @@ void Stream::loop() {
     {
       std::lock_guard lock(mutex_);
       --pending_;
+      control_->work_queued(-1);
       if (last_ == item.work) last_ = nullptr;
     }
     item.work->complete(std::move(error));

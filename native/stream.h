@@ -19,6 +19,8 @@ class Work {
   // Returns true when done, false when `timeout_s` passed first (negative: no limit). Throws what
   // the work threw.
   bool wait(double timeout_s);
+  // As wait, but an error of the work stays with the work.
+  bool wait_done(double timeout_s);
   bool done() const;
   std::exception_ptr error() const;
 

@@ -16,8 +16,9 @@ ALIGN = 128  # two cache lines: neighbours do not disturb each other
 class Arena:
     """First fit over a sorted list of free ranges."""
 
-    def __init__(self, offset: int, nbytes: int) -> None:
+    def __init__(self, offset: int, nbytes: int, within: object = None) -> None:
         self.nbytes = nbytes
+        self.within = within  # the parent's block that this arena divides, kept as long as needed
         self._free: list[tuple[int, int]] = [(offset, nbytes)] if nbytes else []
 
     @property
@@ -48,7 +49,7 @@ class Arena:
         raise EngineError(
             f"the symmetric heap is full: expected a free range of {size} bytes, found at most "
             f"{self.largest_bytes} of {self.free_bytes} free bytes in an arena of {self.nbytes}; "
-            "raise BIREME_HEAP_BYTES or init(heap_bytes=…), or split(heap_bytes=…) for a group"
+            "raise BIREME_HEAP_BYTES or init(heap_bytes=...), or split(heap_bytes=...) for a group"
         )
 
     def release(self, offset: int, size: int) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from bireme import _core
+
 __all__ = ["DTYPES", "REDUCTIONS", "Buffer", "dtype_of", "new", "read", "write"]
 
 # The order is that of native/dtypes.h.
@@ -30,6 +32,7 @@ _NUMPY = tuple(
 )
 _CODES: dict[Any, int] = {dtype: code for code, dtype in enumerate(_NUMPY)}
 _TORCH_CODES: dict[Any, int] = {}
+_core.set_bfloat16(_NUMPY[DTYPES.index("bfloat16")].num)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def _torch_codes() -> dict[Any, int]:
         for code, name in enumerate(DTYPES):
             if hasattr(torch, name):
                 _TORCH_CODES[getattr(torch, name)] = code
+        known = [getattr(torch, name, None) for name in DTYPES]
+        _core.set_torch(torch.Tensor, torch.autograd.graph.increment_version, known)
     return _TORCH_CODES
 
 
@@ -164,7 +169,7 @@ def _of_numpy(x: np.ndarray[Any, Any], what: str, writes: bool) -> Buffer:
     if code is None or not x.dtype.isnative:
         raise TypeError(f"{what}: expected dtype {', '.join(DTYPES)}, found {x.dtype.str!r}")
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{what}: a masked array's mask would be lost; pass x.filled(…)")
+        raise TypeError(f"{what}: a masked array's mask would be lost; pass x.filled(...)")
     if not x.flags.c_contiguous:
         raise ValueError(
             f"{what}: expected a C-contiguous array, found strides {x.strides} for shape "

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from bireme import arrays
+from bireme import _core, arrays
 from bireme.arrays import Buffer
 from bireme.errors import BiremeError, EngineError, UsageError
-from bireme.streams import Work
 
 if TYPE_CHECKING:
     from bireme.engines.base import CollectiveEngine
@@ -28,6 +27,10 @@ __all__ = ["Collectives"]
 
 _INT64 = arrays.DTYPES.index("int64")
 _BOOL = arrays.DTYPES.index("bool")
+_ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST, _ALL_GATHER, _ALL_TO_ALL = (
+    _core.KINDS.index(name)
+    for name in ("all_reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all")
+)
 _META = 16  # int64 words in which scatter tells its dtype and shape
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -40,7 +43,7 @@ def published(method: _F) -> _F:
         try:
             return method(self, *args, **kwargs)
         except (TypeError, ValueError, UsageError) as error:
-            self._refuse(method.__name__, error)
+            self._refuse(method.__name__.removeprefix("_"), error)
             raise
 
     return call  # type: ignore[return-value]
@@ -54,9 +57,13 @@ class Collectives:
     collective: CollectiveEngine
     world: World
 
+    if TYPE_CHECKING:
+
+        def check_open(self, what: str) -> None:
+            """See ``Group.check_open``."""
+
     # ---- reductions -------------------------------------------------------------------------
 
-    @published
     def all_reduce(
         self,
         x: Any,
@@ -85,6 +92,13 @@ class Collectives:
             TypeError, ValueError: If this rank's arguments do not fit.
             MismatchError: If the ranks' calls differ, or another rank refused its arguments.
         """
+        plain = not async_op and stream is None
+        if plain and self.collective.lane(_ALL_REDUCE, x, out, op, -1):
+            return x if out is None else out
+        return self._all_reduce(x, op, out, async_op, stream)
+
+    @published
+    def _all_reduce(self, x: Any, op: str, out: Any, async_op: bool, stream: Any) -> Any:
         src, dst = self._in_out(x, out)
         return self._run(
             "all_reduce", src, dst, src.count, _reduction(op, src), -1, async_op, stream
@@ -120,7 +134,6 @@ class Collectives:
             src, dst = arrays.read(x, "x"), None
         return self._run("reduce", src, dst, src.count, _reduction(op, src), root, async_op, stream)
 
-    @published
     def reduce_scatter(
         self,
         x: Any,
@@ -133,14 +146,21 @@ class Collectives:
         """Combine ``x`` over all ranks and give rank i block i of the result (ncclReduceScatter).
 
         Args:
-            x: Array of shape (size * n, …): dim 0 is split into equal blocks.
+            x: Array of shape (size * n, ...): dim 0 is split into equal blocks.
             op: As in ``all_reduce``.
-            out: Array of shape (n, …); ``None`` makes one. May be the own block of ``x``.
+            out: Array of shape (n, ...); ``None`` makes one. May be the own block of ``x``.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
-            The block, of shape (n, …).
+            The block, of shape (n, ...).
         """
+        plain = out is not None and not async_op and stream is None
+        if plain and self.collective.lane(_REDUCE_SCATTER, x, out, op, -1):
+            return out
+        return self._reduce_scatter(x, op, out, async_op, stream)
+
+    @published
+    def _reduce_scatter(self, x: Any, op: str, out: Any, async_op: bool, stream: Any) -> Any:
         src = arrays.read(x, "x")
         shape = self._block_shape(src, "x")
         out, dst = _target(out, shape, src)
@@ -150,7 +170,6 @@ class Collectives:
 
     # ---- moving without combining -----------------------------------------------------------
 
-    @published
     def broadcast(
         self, x: Any, root: int = 0, *, async_op: bool = False, stream: Any = None
     ) -> Any:
@@ -164,24 +183,37 @@ class Collectives:
         Returns:
             ``x``.
         """
+        plain = not async_op and stream is None
+        if plain and self.collective.lane(_BROADCAST, x, None, None, root):
+            return x
+        return self._broadcast(x, root, async_op, stream)
+
+    @published
+    def _broadcast(self, x: Any, root: int, async_op: bool, stream: Any) -> Any:
         self._rank_of(root, "root")
         src = arrays.read(x, "x") if self.rank == root else arrays.write(x, "x")
         return self._run("broadcast", src, src, src.count, 0, root, async_op, stream)
 
-    @published
     def all_gather(
         self, x: Any, *, out: Any = None, async_op: bool = False, stream: Any = None
     ) -> Any:
         """Join the ranks' arrays on dim 0, on every rank (ncclAllGather).
 
         Args:
-            x: Array of shape (n, …), the same everywhere; a 0-d array counts as shape (1,).
-            out: Array of shape (size * n, …); ``None`` makes one. ``x`` may be its own block.
+            x: Array of shape (n, ...), the same everywhere; a 0-d array counts as shape (1,).
+            out: Array of shape (size * n, ...); ``None`` makes one. ``x`` may be its own block.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
-            The joined array, of shape (size * n, …).
+            The joined array, of shape (size * n, ...).
         """
+        plain = out is not None and not async_op and stream is None
+        if plain and self.collective.lane(_ALL_GATHER, x, out, None, -1):
+            return out
+        return self._all_gather(x, out, async_op, stream)
+
+    @published
+    def _all_gather(self, x: Any, out: Any, async_op: bool, stream: Any) -> Any:
         src = arrays.read(x, "x")
         out, dst = _target(out, self._joined_shape(src), src)
         self._allow_overlap(dst, src, self.rank * src.nbytes)
@@ -200,9 +232,9 @@ class Collectives:
         """Join the ranks' arrays on dim 0, on ``root`` only (ncclGather).
 
         Args:
-            x: Array of shape (n, …), the same everywhere.
+            x: Array of shape (n, ...), the same everywhere.
             root: Rank that gets the result.
-            out: Array of shape (size * n, …), used on ``root``; ``None`` makes one.
+            out: Array of shape (size * n, ...), used on ``root``; ``None`` makes one.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
@@ -230,13 +262,13 @@ class Collectives:
         """Give rank i block i of what ``x`` holds on ``root`` (ncclScatter).
 
         Args:
-            x: Array of shape (size * n, …) on ``root``; not looked at elsewhere.
+            x: Array of shape (size * n, ...) on ``root``; not looked at elsewhere.
             root: The rank whose array is split.
-            out: Array of shape (n, …); ``None`` makes one; needed with ``async_op``.
+            out: Array of shape (n, ...); ``None`` makes one; needed with ``async_op``.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
-            The block, of shape (n, …).
+            The block, of shape (n, ...).
         """
         self._rank_of(root, "root")
         src = arrays.read(x, "x") if self.rank == root else None
@@ -251,20 +283,26 @@ class Collectives:
             self._allow_overlap(src, dst, self.rank * dst.nbytes)
         return self._run("scatter", src, dst, dst.count, 0, root, async_op, stream)
 
-    @published
     def all_to_all(
         self, x: Any, *, out: Any = None, async_op: bool = False, stream: Any = None
     ) -> Any:
         """Send block i of ``x`` to rank i and join what arrives in rank order (ncclAlltoAll).
 
         Args:
-            x: Array of shape (size * n, …): dim 0 is split into equal blocks.
+            x: Array of shape (size * n, ...): dim 0 is split into equal blocks.
             out: Array of the same shape, ``x`` itself for in place; ``None`` makes one.
             async_op, stream: As in ``all_reduce``.
 
         Returns:
             The joined array, of the shape of ``x``.
         """
+        plain = out is not None and not async_op and stream is None
+        if plain and self.collective.lane(_ALL_TO_ALL, x, out, None, -1):
+            return out
+        return self._all_to_all(x, out, async_op, stream)
+
+    @published
+    def _all_to_all(self, x: Any, out: Any, async_op: bool, stream: Any) -> Any:
         src = arrays.read(x, "x")
         self._block_shape(src, "x")
         out, dst = _target(out, src.shape, src)
@@ -286,7 +324,7 @@ class Collectives:
         src = arrays.read(x, "x")
         later = self._two_sided("send", peer, async_op, stream)
         native = self.collective.send(src.dtype, src.count, peer, src.pointer, later)
-        return self._work(native, None, (src,)) if async_op else None
+        return self.world.agenda.work("send", native, None, (src,)) if async_op else None
 
     def recv(self, x: Any, peer: int, *, async_op: bool = False, stream: Any = None) -> Any:
         """Receive into ``x`` what ``peer`` sends (ncclRecv).
@@ -305,14 +343,15 @@ class Collectives:
         dst = arrays.write(x, "x")
         later = self._two_sided("recv", peer, async_op, stream)
         native = self.collective.recv(dst.dtype, dst.count, peer, dst.pointer, later)
-        return self._work(native, x, (dst,)) if async_op else x
+        return self.world.agenda.work("recv", native, x, (dst,)) if async_op else x
 
     def _two_sided(self, op: str, peer: int, async_op: bool, stream: Any) -> Any:
         self._rank_of(peer, "peer")
         if peer == self.rank:
             raise ValueError(f"{op}: expected another rank as peer, found the own rank {peer}")
         self._has("send_recv", op)
-        return self.world.settle(stream, async_op=async_op)
+        self.check_open(op)
+        return self.world.agenda.settle(stream, async_op=async_op)
 
     # ---- shared checks ----------------------------------------------------------------------
 
@@ -351,7 +390,7 @@ class Collectives:
             )
 
     def _told_by_root(self, src: Buffer | None, root: int, like: Buffer | None) -> Buffer:
-        """Return a stand-in of the shape (n, …) and dtype that root scatters."""
+        """Return a stand-in of the shape (n, ...) and dtype that root scatters."""
         words = np.zeros(_META, np.int64)
         if src is not None:
             shape = self._block_shape(src, "x")
@@ -384,7 +423,8 @@ class Collectives:
     ) -> Any:
         if async_op:
             self._has("async", op)
-        later = self.world.settle(stream, async_op=async_op)
+        self.check_open(op)
+        later = self.world.agenda.settle(stream, async_op=async_op)
         some = src or dst
         native = self.collective.run(
             op,
@@ -398,12 +438,7 @@ class Collectives:
         )
         if result is ...:
             result = dst.owner if dst else src.owner if src else None
-        return self._work(native, result, (src, dst)) if async_op else result
-
-    def _work(self, native: Any, result: Any, keep: tuple[Any, ...]) -> Work:
-        work = Work(native, result, keep)
-        self.world.in_flight(work)
-        return work
+        return self.world.agenda.work(op, native, result, (src, dst)) if async_op else result
 
     def _refuse(self, op: str, error: Exception) -> None:
         with contextlib.suppress(BiremeError):

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from bireme import _core, knobs
+from bireme import _core, knobs, memory
 from bireme.bootstrap import Rendezvous, join
 from bireme.engines.null import NullCollective, NullOneSided
 from bireme.engines.shm import ShmCollective, ShmOneSided
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Host", "current", "init"]
 
 _FINISHED, _FAILED, _PEER_LOST = 3, 4, 3  # native/layout.h
+_ADDRESSES = 32 << 40  # bytes of the address space that all heaps together may reserve
+_NULL_HEAP_BYTES = 1 << 30
 _SPINS = 2000  # polls before a wait yields, where every rank has a core of its own
 log = logging.getLogger("bireme")
 _worlds: weakref.WeakSet[World] = weakref.WeakSet()
@@ -77,7 +79,9 @@ class Host:
             for stream in streams:
                 stream.stop()
             self.control.forget()
-        self.one_sided.close(views_alive=True)
+        self.one_sided.close()
+        if self.control is not None:
+            self.control.close_descriptors()
         if self._rendezvous is not None:
             self._rendezvous.close()
 
@@ -109,10 +113,10 @@ def init(
 
     Args:
         engine: ``"shm"``, or ``"null"`` for one rank without others.
-        heap_bytes: Size of each rank's symmetric heap, a number or ``"256M"``; equal on all.
+        heap_bytes: How far each rank's heap may grow, a number or ``"4G"``; equal on all.
         timeout_s: Deadline of every wait, in seconds.
         warn_s: After how many seconds a wait prints a warning.
-        delivery: ``"eager"``, or ``"lazy"`` to test that a program synchronises enough.
+        delivery: ``"eager"``; ``"lazy"`` or ``"random"`` test that a program synchronises enough.
         rank, size: Only with ``engine="null"``: which rank of how many to pretend to be.
 
     Returns:
@@ -159,7 +163,8 @@ def _null_host(rank: int | None, size: int | None) -> Host:
     me, n = rank or 0, 1 if size is None else size
     if not 0 <= me < n:
         raise ValueError(f"init: expected a rank from 0 to {n - 1}, found {me}")
-    heap = NullOneSided(knobs.get("BIREME_HEAP_BYTES"), me)
+    asked = knobs.get("BIREME_HEAP_BYTES")
+    heap = NullOneSided(_NULL_HEAP_BYTES if asked is None else asked, me)
     return Host(me, n, NullCollective(n, me), heap)
 
 
@@ -181,8 +186,8 @@ def _shm_host() -> Host:
 def _share(rendezvous: Rendezvous, deadline: float) -> Host:
     """Exchange the descriptors and make the pair."""
     rank, size = rendezvous.rank, rendezvous.size
-    heap_bytes = -(-int(knobs.get("BIREME_HEAP_BYTES")) // 4096) * 4096
-    lazy = knobs.get("BIREME_DELIVERY") == "lazy"
+    heap_bytes = _heap_bytes(size)
+    delivery = knobs.get("BIREME_DELIVERY")
     own = [_core.create_segment("bireme-control", _core.segment_bytes(size))] if rank == 0 else []
     try:
         told = rendezvous.all_gather("control", {}, own, timeout_s=deadline)
@@ -190,15 +195,15 @@ def _share(rendezvous: Rendezvous, deadline: float) -> Host:
         _close_all(own)
     control_fd = told[0][1][0]
     pidfd = _pidfd()
-    own = [_core.create_segment("bireme-heap", heap_bytes), *pidfd]
-    value = {"pid": os.getpid(), "heap_bytes": heap_bytes, "lazy": lazy}
+    own = [_core.create_segment("bireme-heap", 0), *pidfd]
+    value = {"pid": os.getpid(), "heap_bytes": heap_bytes, "delivery": delivery}
     try:
         told = rendezvous.all_gather("ranks", value, own, timeout_s=deadline)
     finally:
         _close_all(own)
     heaps = [fds[0] for _, fds in told]
     pidfds = [fds[1] if len(fds) > 1 else -1 for _, fds in told]
-    for name in ("heap_bytes", "lazy"):
+    for name in ("heap_bytes", "delivery"):
         found = [v[name] for v, _ in told]
         if len(set(map(str, found))) > 1:
             _close_all([control_fd, *heaps, *(fd for fd in pidfds if fd >= 0)])
@@ -210,10 +215,20 @@ def _share(rendezvous: Rendezvous, deadline: float) -> Host:
         float(knobs.get("BIREME_TIMEOUT_S")), float(knobs.get("BIREME_WARN_S")),
         spin if spin >= 0 else (_SPINS if size <= cores else 0),
     )  # fmt: skip
-    one_sided = ShmOneSided(control, heaps, heap_bytes, lazy=lazy)
+    one_sided = ShmOneSided(
+        control, heaps, heap_bytes, delivery, seed=knobs.get("BIREME_SEED") + rank
+    )
     collective = ShmCollective(control, one_sided.native, 0, range(size), rank)
     rendezvous.all_gather("ready", {}, timeout_s=deadline)
     return Host(rank, size, collective, one_sided, control, rendezvous)
+
+
+def _heap_bytes(size: int) -> int:
+    """Return how many addresses to reserve for each rank's heap."""
+    nbytes = knobs.get("BIREME_HEAP_BYTES")
+    if nbytes is None:  # no more than the machine has; all heaps must fit the address space
+        nbytes = min(memory.total_bytes(), _ADDRESSES // size)
+    return -(-int(nbytes) // 4096) * 4096
 
 
 def _pidfd() -> list[int]:

@@ -39,8 +39,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "BIREME_HEAP_BYTES",
         bytes,
-        "256M",
-        "Size of each rank's symmetric heap; memory is taken only when used.",
+        None,
+        "How far each rank's symmetric heap may grow; unset: as far as the machine has memory.",
     ),
     Knob("BIREME_TIMEOUT_S", float, 1800.0, "Deadline of every wait, in seconds."),
     Knob(
@@ -53,8 +53,8 @@ KNOBS: tuple[Knob, ...] = (
         "BIREME_DELIVERY",
         str,
         "eager",
-        "When puts land: at once, or as late as the rules allow.",
-        ("eager", "lazy"),
+        "When puts land: at once, as late as the rules allow, or at random.",
+        ("eager", "lazy", "random"),
     ),
     Knob(
         "BIREME_SPIN", int, -1, "Polls of a wait before it yields; -1 chooses by ranks and cores."
@@ -66,6 +66,7 @@ KNOBS: tuple[Knob, ...] = (
         "What is printed to stderr; info shows decisions.",
         ("error", "warning", "info", "debug"),
     ),
+    Knob("BIREME_SEED", int, 0, "Seed of random delivery."),
     Knob("BIREME_RANK", int, -1, "Set by `bireme run`: this process's rank."),
     Knob("BIREME_SIZE", int, -1, "Set by `bireme run`: number of ranks."),
     Knob(
@@ -80,6 +81,13 @@ KNOBS: tuple[Knob, ...] = (
         "",
         "Folder of the bootstrap socket under torchrun; default XDG_RUNTIME_DIR, then /tmp.",
     ),
+    Knob(
+        "BIREME_PEERS_DIR",
+        str,
+        "",
+        "Folder of the MPI libraries that `bireme bench` compares with; default "
+        "XDG_CACHE_HOME/bireme/peers, then ~/.cache/bireme/peers.",
+    ),
 )
 
 # Variables of others that bireme reads or sets.
@@ -92,6 +100,24 @@ FOREIGN: dict[str, str] = {
     "MASTER_PORT": "torchrun's rendezvous port.",
     "TORCHELASTIC_RUN_ID": "torchrun's job id.",
     "TORCHELASTIC_RESTART_COUNT": "torchrun's restart number.",
+    "OMPI_COMM_WORLD_RANK": "Open MPI's rank.",
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's number of ranks.",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "Open MPI's rank on this host.",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "Open MPI's number of ranks on this host.",
+    "PMIX_NAMESPACE": "Open MPI's job id.",
+    "OMPI_MCA_ess_base_jobid": "Open MPI's job id, in versions before 5.",
+    "PMI_RANK": "MPICH's rank.",
+    "PMI_SIZE": "MPICH's number of ranks.",
+    "MPI_LOCALRANKID": "MPICH's rank on this host.",
+    "MPI_LOCALNRANKS": "MPICH's number of ranks on this host.",
+    "SLURM_PROCID": "Slurm's rank.",
+    "SLURM_STEP_NUM_TASKS": "Slurm's number of ranks in this step.",
+    "SLURM_NTASKS": "Slurm's number of ranks, where SLURM_STEP_NUM_TASKS is not set.",
+    "SLURM_LOCALID": "Slurm's rank on this host.",
+    "SLURM_STEP_TASKS_PER_NODE": "Slurm's number of ranks of this step on each host.",
+    "SLURM_NTASKS_PER_NODE": "The same, where SLURM_STEP_TASKS_PER_NODE is not set.",
+    "SLURM_JOB_ID": "Slurm's job id.",
+    "SLURM_STEP_ID": "Slurm's step id; without one of a usual step, srun did not start us.",
     "OMP_NUM_THREADS": "Set by the launcher to max(1, cores // ranks) unless it is set.",
     "PYTHONUNBUFFERED": "Set by the launcher to 1 unless it is set.",
     "XDG_RUNTIME_DIR": "The user's private run folder.",
@@ -139,9 +165,8 @@ def get(name: str) -> Any:
         ValueError: If the variable holds something else than its type or choices allow.
     """
     knob = _BY_NAME[name]
-    if name in _overrides:
-        return _convert(knob, _overrides[name])
-    return _convert(knob, os.environ.get(name, knob.default))
+    value = _overrides[name] if name in _overrides else os.environ.get(name, knob.default)
+    return None if value is None else _convert(knob, value)
 
 
 def foreign(name: str) -> str | None:
@@ -184,7 +209,7 @@ def markdown() -> str:
     for knob in KNOBS:
         kind = "size" if knob.type is bytes else knob.type.__name__
         choices = f" One of {', '.join(f'`{c}`' for c in knob.choices)}." if knob.choices else ""
-        default = f"`{knob.default}`" if knob.default != "" else ""
+        default = f"`{knob.default}`" if knob.default not in ("", None) else ""
         lines.append(f"| `{knob.name}` | {kind} | {default} | {knob.doc}{choices} |")
     lines += [
         "",

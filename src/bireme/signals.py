@@ -35,6 +35,7 @@ class Signal:
 
     def __init__(self, array: SymmetricArray) -> None:
         self._array = array
+        self.place = array.place
 
     def __repr__(self) -> str:
         return f"Signal(offset_bytes={self._array.offset_bytes}, ranks={self._array.group.size})"
@@ -61,7 +62,7 @@ class Signal:
         group = self._array.group
         offset = self.checked(value, op, group)
         world_rank = group.world_rank(peer, f"signal {op}")
-        group.world.settle(None)
+        group.world.agenda.settle(None)
         group.one_sided.signal(group.slot, offset, world_rank, int(value), add=op == "add")
 
     def wait(self, value: int, cmp: str = "==") -> int:
@@ -82,7 +83,7 @@ class Signal:
         """
         self._comparison(value, cmp)
         group = self._array.group
-        group.world.settle(None)
+        group.world.agenda.settle(None)
         return group.one_sided.signal_wait(
             group.slot, group.ranks, self._array.offset_bytes, cmp, int(value)
         )

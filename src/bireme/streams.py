@@ -6,6 +6,7 @@ asynchronous waits for its stream first, so order within a stream always holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bireme import _core
@@ -17,10 +18,18 @@ __all__ = ["Stream", "Work"]
 class Work:
     """A handle on an asynchronous call; it keeps the call's buffers alive."""
 
-    def __init__(self, native: Any, result: Any, keep: tuple[Any, ...]) -> None:
+    def __init__(
+        self, native: Any, result: Any, keep: tuple[Any, ...], forgotten: Callable[[str], None]
+    ) -> None:
         self._native = native
         self._result = result
         self._keep = keep
+        self._forgotten = forgotten
+        self._waited = native is None
+
+    def __del__(self) -> None:
+        if not self._waited:
+            self._forgotten("failed" if self._native.failed() else "went well")
 
     def done(self) -> bool:
         """Return whether the call has finished, well or not."""
@@ -42,7 +51,9 @@ class Work:
         """
         if self._native is not None:
             limit = -1.0 if timeout_s is None else float(timeout_s)
+            self._waited = True
             if not self._native.wait(limit):
+                self._waited = False
                 raise TimeoutError(f"the call has not finished within {timeout_s} s; it goes on")
             self._keep = ()
         return self._result
@@ -73,6 +84,12 @@ class Stream:
         last = self.native.last() if self.native is not None else None
         if last is not None:
             last.wait(-1.0)
+
+    def drain(self) -> None:
+        """As ``synchronize``, but errors stay with the works of the calls that raised them."""
+        last = self.native.last() if self.native is not None else None
+        if last is not None:
+            last.wait_done()
 
     def stop(self) -> None:
         """Finish the queue and end the progress thread."""

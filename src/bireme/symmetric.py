@@ -8,55 +8,20 @@ signal says that this put's data has arrived; ``fence`` only orders.
 
 from __future__ import annotations
 
-import weakref
-import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bireme import arrays
+from bireme import _core, arrays
 from bireme.arrays import Buffer, numpy_dtype
-from bireme.errors import EngineError, UsageError
-from bireme.signals import Signal, Signals, scalar
+from bireme.errors import EngineError
+from bireme.signals import Signal, scalar
 
 if TYPE_CHECKING:
+    from bireme.allocation import Block
     from bireme.world import Group
 
-__all__ = ["Block", "Symmetric", "SymmetricArray"]
-
-
-class _Lease:
-    """What keeps a view alive in the block's books."""
-
-    __slots__ = ("__weakref__", "block")
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-
-
-class Block:
-    """One allocation: the range behind an array and all its slices."""
-
-    def __init__(self, group: Group, offset: int, size: int) -> None:
-        self.group = group
-        self.offset = offset
-        self.size = size
-        self.freed = False
-        self.leases: weakref.WeakSet[_Lease] = weakref.WeakSet()
-
-    def check(self, what: str) -> None:
-        """Refuse a call on memory that is no longer ours."""
-        if self.freed:
-            raise UsageError(f"{what}: the symmetric array was freed on rank {self.group.rank}")
-        self.group.check_open(what)
-
-    def bytes_on(self, world_rank: int, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
-        """Return a uint8 view of a rank's memory that counts as a live view."""
-        lease = _Lease(self)
-        self.leases.add(lease)
-        view = self.group.one_sided.view(world_rank, offset, nbytes, lease)
-        return cast("np.ndarray[Any, Any]", view)
+__all__ = ["SymmetricArray"]
 
 
 class SymmetricArray:
@@ -75,6 +40,7 @@ class SymmetricArray:
         self._torch = torch
         self.shape = shape
         self.size = arrays.count_of(shape)
+        self.place = block.place and block.place.part(offset, self.size)
 
     @property
     def group(self) -> Group:
@@ -160,6 +126,8 @@ class SymmetricArray:
 
     def __getitem__(self, key: Any) -> SymmetricArray:
         """Return the part of the array that ``key`` selects: ints and slices, contiguous only."""
+        if type(key) is int and self.shape and -self.shape[0] <= key < self.shape[0]:
+            return self._item(key + self.shape[0] if key < 0 else key)
         keys = key if isinstance(key, tuple) else (key,)
         for k in keys:
             legal = k is Ellipsis or isinstance(k, (int, np.integer, slice))
@@ -177,6 +145,11 @@ class SymmetricArray:
         start = part.__array_interface__["data"][0] - plan.__array_interface__["data"][0]
         offset = self._offset + (start * self.dtype.itemsize if part.size else 0)
         return SymmetricArray(self._block, offset, part.shape, self._dtype, torch=self._torch)
+
+    def _item(self, index: int) -> SymmetricArray:
+        rest = self.shape[1:]
+        offset = self._offset + index * arrays.count_of(rest) * self.dtype.itemsize
+        return SymmetricArray(self._block, offset, rest, self._dtype, torch=self._torch)
 
     # ---- put and get ------------------------------------------------------------------------
 
@@ -206,6 +179,12 @@ class SymmetricArray:
         Raises:
             ValueError, TypeError: If the arguments do not fit; nothing has moved then.
         """
+        if stream is None and self.place is not None:
+            at = signal.place if type(signal) is Signal else None
+            if (at is not None or signal is None) and self.place.put(
+                src, peer, at, signal_value, signal_op
+            ):
+                return
         self._put(src, peer, signal, signal_value, signal_op, stream, nbi=False)
 
     def put_nbi(
@@ -241,9 +220,9 @@ class SymmetricArray:
             if not isinstance(signal, Signal):
                 raise TypeError(f"signal: expected a Signal, found {type(signal).__name__}")
             at = signal.checked(value, op, self.group)
-        self.group.world.settle(stream)
+        self.group.world.agenda.settle(stream)
         if nbi:
-            self.group.world.keep_until_quiet(buffer.owner)
+            self.group.world.agenda.keep_until_quiet(buffer.owner)
         self.group.one_sided.put(
             self.group.slot, self._dtype, buffer.count, self._offset, world_rank, buffer.pointer,
             nbi=nbi, signal=at, value=value, add=op == "add",
@@ -260,6 +239,9 @@ class SymmetricArray:
         Returns:
             ``out``, or the new array; it holds the data when the call returns.
         """
+        plain = out is not None and stream is None and self.place is not None
+        if plain and self.place.get(out, peer):
+            return out
         return self._get(out, peer, stream, nbi=False)
 
     def get_nbi(self, out: Any = None, *, peer: int, stream: Any = None) -> Any:
@@ -273,9 +255,9 @@ class SymmetricArray:
             out = arrays.new(self.shape, self.__bireme_buffer__())
         buffer = arrays.write(out, "out")
         self._fits(buffer, "out")
-        self.group.world.settle(stream)
+        self.group.world.agenda.settle(stream)
         if nbi:
-            self.group.world.keep_until_quiet(buffer.owner)
+            self.group.world.agenda.keep_until_quiet(buffer.owner)
         self.group.one_sided.get(
             self.group.slot, self._dtype, buffer.count, self._offset, world_rank, buffer.pointer,
             nbi=nbi,
@@ -365,7 +347,7 @@ class SymmetricArray:
             )
         world_rank = self.group.world_rank(peer, f"atomic {op}")
         value, condition = (scalar(v, self.dtype, op) for v in (value, condition))
-        self.group.world.settle(None)
+        self.group.world.agenda.settle(None)
         return engine.atomic(
             self.group.slot, self._dtype, self._offset, world_rank, op, value, condition
         )
@@ -384,92 +366,12 @@ class SymmetricArray:
         return self._block
 
 
+_core.set_symmetric(SymmetricArray)
+
+
 def _byte_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
-
-
-class Symmetric:
-    """A group's symmetric memory: ``group.symmetric``. All ranks of the group call alike."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def empty(
-        self, shape: int | Sequence[int], dtype: Any = "float32", *, device: Any = None
-    ) -> SymmetricArray:
-        """Allocate a symmetric array; a collective of the group.
-
-        Args:
-            shape: An int or a sequence of ints; the same on all ranks.
-            dtype: A name, NumPy, ml_dtypes or torch dtype; the same on all ranks.
-            device: Where the memory lies; ``None`` or ``"cpu"`` for host memory.
-
-        Raises:
-            MismatchError: If the ranks ask for different shapes or dtypes.
-            EngineError: If the heap is full, or the device has no one-sided engine.
-        """
-        return self._allocate(shape, dtype, device, None)
-
-    def zeros(
-        self, shape: int | Sequence[int], dtype: Any = "float32", *, device: Any = None
-    ) -> SymmetricArray:
-        """As ``empty``, filled with zeros before any rank returns."""
-        return self._allocate(shape, dtype, device, 0)
-
-    def full(
-        self, shape: int | Sequence[int], value: Any, dtype: Any = "float32", *, device: Any = None
-    ) -> SymmetricArray:
-        """As ``empty``, filled with ``value`` before any rank returns."""
-        return self._allocate(shape, dtype, device, value)
-
-    def signal(self) -> Signal:
-        """Allocate one signal, 0 on every rank; a collective of the group."""
-        return self.signals(1)[0]  # type: ignore[no-any-return]
-
-    def signals(self, n: int) -> Signals:
-        """Allocate ``n`` signals, 0 on every rank; a collective of the group."""
-        return Signals(self._allocate((n,), "uint64", None, 0))
-
-    def _allocate(self, shape: Any, dtype: Any, device: Any, value: Any) -> SymmetricArray:
-        group = self._group
-        with group.refusing("allocate"):
-            sizes = arrays.shape_of(shape)
-            code, is_torch = arrays.dtype_of(dtype)
-            if device is not None and str(device) != "cpu":
-                raise ValueError(f"device: expected cpu, found {device}; no engine carries it here")
-            group.check_open("allocate")
-        group.world.settle(None)
-        count = arrays.count_of(sizes)
-        group.collective.run("allocate", code, count, extra=zlib.crc32(repr(sizes).encode()))
-        block = Block(group, *group.arena.allocate(count * numpy_dtype(code).itemsize))
-        array = SymmetricArray(block, block.offset, sizes, code, torch=is_torch)
-        if value is not None:
-            if value == 0:
-                group.one_sided.zero(block.offset, block.size)
-            else:
-                array.numpy()[...] = value
-            group.collective.run("barrier", code, 0)
-        return array
-
-    def free(self, array: SymmetricArray) -> None:
-        """Give an array's memory back; see ``SymmetricArray.free``."""
-        group, block = self._group, array.block
-        with group.refusing("free"):
-            block.check("free")
-            if array.offset_bytes != block.offset or block.group is not group:
-                raise UsageError("free: expected the whole array, found a slice or another group's")
-            if len(block.leases):
-                raise UsageError(
-                    f"free: {len(block.leases)} views of the array are alive on rank {group.rank}; "
-                    "drop what .local, .numpy(), .torch() and .on() returned first"
-                )
-        group.one_sided.quiet(group.slot)
-        group.collective.run("free", 0, block.size, extra=block.offset)
-        block.freed = True
-        group.one_sided.release(block.offset, block.size)
-        group.arena.release(block.offset, block.size)
-        group.collective.run("barrier", 0, 0)

@@ -7,26 +7,27 @@ two faces: the collectives (``bireme.collectives``) and ``symmetric`` (``bireme.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bireme import _core, arrays
+from bireme.agenda import Agenda
+from bireme.allocation import Block, Symmetric
 from bireme.arena import Arena
 from bireme.collectives import Collectives
 from bireme.errors import BiremeError, MismatchError, UsageError
 from bireme.routes import Routes
-from bireme.streams import Stream, Work
-from bireme.symmetric import Symmetric
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from bireme.engines.base import CollectiveEngine, OneSidedEngine
     from bireme.host import Host
     from bireme.observe.record import Record
+    from bireme.streams import Stream
 
 __all__ = ["Group", "World"]
 
@@ -47,7 +48,7 @@ class Group(Collectives):
         self.rank = self.ranks.index(world.world_index)
         self.collective = collective
         self.arena = arena
-        self.symmetric = Symmetric(self)
+        self.symmetric: Symmetric = Symmetric(self)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -79,19 +80,24 @@ class Group(Collectives):
 
     def barrier(self, *, stream: Any = None) -> None:
         """Wait until all ranks of the group have come, with all their puts done (shmem_barrier)."""
-        self.world.settle(stream)
-        self.quiet()
-        self.collective.run("barrier", _INT64, 0)
+        if stream is not None or not self.collective.barrier_lane():
+            self.check_open("barrier")
+            self.world.agenda.settle(stream)
+            self.one_sided.quiet(self.slot)
+            self.collective.run("barrier", _INT64, 0)
+        self.world.agenda.quiet()
+        if self.collective.all_dropped:
+            self.symmetric.collect()
 
     def quiet(self, *, stream: Any = None) -> None:
         """Complete all earlier puts and gets of this rank, at their targets (shmem_quiet)."""
-        self.world.settle(stream)
+        self.world.agenda.settle(stream)
         self.one_sided.quiet(self.slot)
-        self.world.sources_done()
+        self.world.agenda.quiet()
 
     def fence(self, *, stream: Any = None) -> None:
         """Order this rank's earlier puts before its later ones, peer by peer (shmem_fence)."""
-        self.world.settle(stream)
+        self.world.agenda.settle(stream)
         self.one_sided.fence(self.slot)
 
     def split(self, color: int | None, key: int = 0, heap_bytes: int = 0) -> Group | None:
@@ -116,7 +122,7 @@ class Group(Collectives):
             self.check_open("split")
             wish = _wish(color, key, heap_bytes)
         self.collective.run("split", _INT64, 0)
-        table = self._exchange(wish)
+        table = self.exchange(wish)
         for c in set(table[:, 0].tolist()) - {-1}:
             sizes = table[table[:, 0] == c, 2]
             if len(set(sizes.tolist())) > 1:
@@ -125,14 +131,10 @@ class Group(Collectives):
                     f"on ranks {np.flatnonzero(table[:, 0] == c).tolist()}"
                 )
         room = int(table[table[:, 0] >= 0, 2].max(initial=0))
-        arena = Arena(*self.arena.allocate(room)) if room else Arena(0, 0)
         members = sorted(
             (r for r in range(self.size) if table[r, 0] == wish[0]), key=lambda r: (table[r, 1], r)
         )
-        engine = self.collective.split(members if color is not None else None)
-        if engine is None:
-            return None
-        return Group(self.world, [self.ranks[r] for r in members], engine, arena)
+        return self._part(members if color is not None else None, room, wish[2])
 
     def group(self, ranks: Sequence[int], heap_bytes: int = 0) -> Group | None:
         """Make a group of the given ranks, in that order; every rank of this group calls it.
@@ -149,11 +151,27 @@ class Group(Collectives):
                 self._rank_of(r, "ranks")
             if len(set(ranks)) != len(ranks):
                 raise ValueError(f"ranks: expected no repetition, found {list(ranks)}")
-        inside = self.rank in ranks
-        key = list(ranks).index(self.rank) if inside else 0
-        return self.split(0 if inside else None, key, heap_bytes if inside else 0)
+            room = _wish(None, 0, heap_bytes)[2]
+            self.check_open("split")
+        wanted = f"group of ranks {[int(r) for r in ranks]}, heap_bytes {room}"
+        self.collective.run("split", _INT64, 0, detail=wanted)
+        return self._part([int(r) for r in ranks] if self.rank in ranks else None, room, room)
 
-    def _exchange(self, words: Sequence[int]) -> np.ndarray[Any, Any]:
+    def _part(self, members: list[int] | None, room: int, own: int) -> Group | None:
+        """Make the group of ``members``; every rank sets ``room`` bytes aside, ``own`` for its use.
+
+        What was set aside is a block of this group's memory: it is free again when the members
+        have closed their group and no view is left. Ranks without the group drop it at once.
+        """
+        block = Block(self, *self.arena.allocate(room)) if room else None
+        arena = Arena(block.offset, own, block) if block else Arena(0, 0)
+        engine = self.collective.split(members)
+        if engine is None or members is None:
+            return None
+        return Group(self.world, [self.ranks[r] for r in members], engine, arena)
+
+    def exchange(self, words: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return one row of int64 words from every rank; a collective of the group."""
         mine = np.array(words, np.int64)
         table = np.empty((self.size, len(words)), np.int64)
         self.collective.run(
@@ -168,7 +186,7 @@ class Group(Collectives):
             yield
             return
         before = _core.current_flow()
-        _core.set_flow(_core.intern(self.world.host.control, label))
+        _core.set_flow(_core.flow(self.world.host.control, label))
         try:
             yield
         finally:
@@ -178,10 +196,11 @@ class Group(Collectives):
         """Leave the group; every rank of it calls it. Its arrays are gone afterwards."""
         if self._closed or self.world.closed:
             return
-        self.world.settle(None)
+        self.world.agenda.settle(None)
         self.one_sided.quiet(self.slot)
         self._closed = True
         self.collective.close()
+        self.arena = Arena(0, 0)
 
 
 def _wish(color: int | None, key: int, heap_bytes: int) -> list[int]:
@@ -204,11 +223,7 @@ class World(Group):
         self.device = "cpu"
         self.local_rank = host.local_rank
         self.local_size = host.local_size
-        self._default = Stream(host.control)
-        self._streams = [self._default]
-        self._thread = threading.local()
-        self._works: list[Work] = []
-        self._sources: list[Any] = []
+        self.agenda = Agenda(host)
         super().__init__(
             self, range(host.size), host.collective, Arena(0, host.one_sided.heap_bytes)
         )
@@ -239,51 +254,18 @@ class World(Group):
         """Which engine and algorithm carries a call, and why."""
         return Routes(self)
 
-    # ---- streams ----------------------------------------------------------------------------
-
     def stream(self) -> Stream:
         """Make a stream: an ordered queue of asynchronous calls with its own progress thread."""
-        self._streams.append(Stream(self.host.control))
-        return self._streams[-1]
+        return self.agenda.stream()
 
-    @contextlib.contextmanager
-    def use(self, stream: Stream) -> Iterator[Stream]:
-        """Make ``stream`` the current stream of this thread inside the block."""
-        before = getattr(self._thread, "stream", None)
-        self._thread.stream = stream
-        try:
-            yield stream
-        finally:
-            self._thread.stream = before
+    def use(self, stream: Stream) -> AbstractContextManager[Stream]:
+        """Make ``stream`` the current stream of this thread inside a ``with`` block."""
+        return self.agenda.use(stream)
 
     def synchronize(self) -> None:
         """Block until all asynchronous calls on all streams have finished."""
-        for stream in self._streams:
+        for stream in self.agenda.streams:
             stream.synchronize()
-
-    def settle(self, stream: Stream | None, *, async_op: bool = False) -> Any:
-        """Return the native stream to queue on, or wait for it and return ``None``."""
-        self.check_open("call")
-        chosen = stream or getattr(self._thread, "stream", None) or self._default
-        if async_op:
-            return chosen.native
-        if chosen.native is not None and chosen.native.pending():
-            chosen.synchronize()
-        return None
-
-    def in_flight(self, work: Work) -> None:
-        """Keep a work, and so its buffers, until it is done."""
-        self._works = [w for w in self._works if not w.done()]
-        self._works.append(work)
-
-    def keep_until_quiet(self, source: Any) -> None:
-        """Keep what a ``put_nbi`` reads later."""
-        if self.one_sided.defers:
-            self._sources.append(source)
-
-    def sources_done(self) -> None:
-        """Let go of what earlier ``put_nbi`` calls have read."""
-        self._sources.clear()
 
     # ---- the end ----------------------------------------------------------------------------
 
@@ -326,4 +308,5 @@ class World(Group):
 
     def _let_go(self, state: int, note: str) -> None:
         self.closed = self._closed = True
-        self.host.leave(self._streams, state, note)
+        self.agenda.report(self.rank)
+        self.host.leave(self.agenda.streams, state, note)

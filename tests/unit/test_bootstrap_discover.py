@@ -19,12 +19,12 @@ from bootstrap_tools import memfd, pair, pairs, take_text, together
 from test_bootstrap_place import NOBODY, as_root, exit_code, in_child
 
 from bireme import knobs
-from bireme.bootstrap import Hub, Rendezvous, discover, join, messages, place
+from bireme.bootstrap import Hub, Rendezvous, discover, join, launchers, messages, place
 from bireme.bootstrap.door import Door
 from bireme.errors import EngineError, PeerLost, Timeout, UsageError
 
 LIMIT_S = 10.0
-NAMES = (*discover._OURS, *discover._TORCHRUN, *discover._JOB, "XDG_RUNTIME_DIR")
+NAMES = (*discover._OURS, *launchers.VARIABLES, "XDG_RUNTIME_DIR")
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +42,17 @@ def variables(rank: int, size: int, **more: str) -> dict[str, str]:
 
 
 def torchrun(rank: int, size: int, timeout_s: float = LIMIT_S, run: str = "run") -> Rendezvous:
-    job = discover._torchrun_job(variables(rank, size, TORCHELASTIC_RUN_ID=run))
+    job = launchers.find(variables(rank, size, TORCHELASTIC_RUN_ID=run))
     assert job is not None
-    return discover._from_torchrun(job, timeout_s)
+    return discover._meet(job, timeout_s)
+
+
+def job_of(rank: int, size: int) -> launchers.Job:
+    return launchers.Job("torchrun", ("",), rank, size, rank, size)
 
 
 def guest(rank: int, size: int, timeout_s: float = LIMIT_S) -> socket.socket:
-    job = discover._Job(("",), rank, size, rank, size)
-    return discover._as_guest(job, place.folder(("",), 0), timeout_s)
+    return discover._as_guest(job_of(rank, size), place.folder(("",), 0), timeout_s)
 
 
 def until(condition: Any) -> None:
@@ -163,8 +166,8 @@ def test_torchruns_ranks_meet_as_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"RANK": "0"}, "expected all or none of RANK, WORLD_SIZE, .*, found RANK=0$"),
-        ({"LOCAL_RANK": "0"}, "found LOCAL_RANK=0$"),
+        ({"RANK": "0"}, "expected all or none of RANK, WORLD_SIZE, .*, found RANK=0: set"),
+        ({"LOCAL_RANK": "0"}, "found LOCAL_RANK=0: set the others too"),
         (variables(0, 2, RANK="one"), "expected integers, found RANK=one, WORLD_SIZE=2"),
         (variables(2, 2), "expected ranks below their sizes, found RANK=2"),
         (variables(-1, 2), "expected ranks below their sizes"),
@@ -241,7 +244,7 @@ def test_two_jobs_at_once_do_not_meet() -> None:
 
 
 def test_rank_0_cannot_use_the_folder(tmp_path: Path) -> None:
-    job = discover._Job(("",), 0, 2, 0, 2)
+    job = job_of(0, 2)
     with pytest.raises(EngineError, match=r"rank 0 cannot meet the others in .*No such file"):
         discover._as_host(job, str(tmp_path / "none" / "spot"), 1.0)
     spot = place.Place(str(tmp_path / "spot"), 1.0)
@@ -314,8 +317,7 @@ def test_who_is_turned_away_and_the_job_goes_on(hello: dict[str, Any], reason: s
 
 
 def test_a_duplicate_rank_is_refused_with_a_clear_error(tmp_path: Path) -> None:
-    job = discover._Job(("",), 0, 3, 0, 3)
-    end = discover._as_host(job, place.folder(("",), 0), 1.0)
+    end = discover._as_host(job_of(0, 3), place.folder(("",), 0), 1.0)
     first = guest(1, 3)
     with pytest.raises(UsageError, match="rank 1 was refused by rank 0: rank 1 has joined already"):
         guest(1, 3)

@@ -17,11 +17,12 @@ PACKAGE = ROOT / "src" / "bireme"
 
 # Imports point one way: a module may import its own layer and those above it in this list.
 LAYERS = (
-    {"errors", "knobs", "arrays", "arena"},
-    {"bootstrap", "_core"},
+    {"errors", "knobs", "memory", "arena", "_core"},
+    {"arrays"},
+    {"bootstrap"},
     {"engines"},
     {"routes"},
-    {"collectives", "symmetric", "signals", "streams", "host", "world"},
+    {"collectives", "symmetric", "signals", "allocation", "agenda", "streams", "host", "world"},
     {"observe"},
     {"parallel", "irregular", "shmem", "torch", "horovod"},
     {"launch"},

@@ -17,7 +17,7 @@ import pytest
 from bootstrap_tools import memfd
 
 from bireme.bootstrap import Hub
-from bireme.errors import UsageError
+from bireme.errors import EngineError, UsageError
 from bireme.launch import spawn
 from bireme.launch.fates import Fates
 from bireme.launch.watchdog import Watchdog
@@ -112,6 +112,29 @@ def test_descriptors_for_each_rank() -> None:
     hub.stop()
 
 
+def test_cores_for_each_rank() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    show = "import json, os; print(json.dumps(sorted(os.sched_getaffinity(0))))"
+    argv = [sys.executable, "-I", "-S", "-c", show]
+    bound = [cores[:1], cores[-1:], cores]
+    with spawned(argv, 3, stdout=subprocess.PIPE, cores=bound) as processes:
+        found = [json.loads(process.communicate(timeout=LIMIT_S)[0]) for process in processes]
+    assert found == bound
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+def test_cores_that_cannot_be_had() -> None:
+    hub = Hub(2)
+    with pytest.raises(ValueError, match="expected cores for 2 ranks, found 1"):
+        spawn(["true"], 2, hub, cores=[[0]])
+    hub.stop()
+    hub = Hub(2)
+    cores = [list(os.sched_getaffinity(0)), [1 << 20]]
+    with pytest.raises(EngineError, match="cannot bind rank 1 to cores 1048576: use --bind none"):
+        spawn(["sleep", "60"], 2, hub, cores=cores)
+    hub.stop()
+
+
 def test_rank_0_alone_reads_our_input() -> None:
     with spawned(["cat"], 2, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as processes:
         assert processes[0].communicate(b"hello", timeout=LIMIT_S)[0] == b"hello"
@@ -145,7 +168,7 @@ def test_a_rank_dies_with_the_thread_that_started_it() -> None:
 def test_a_rank_whose_parent_has_ended_already_does_not_start() -> None:
     from bireme.launch import processes
 
-    child = subprocess.Popen(["sleep", "60"], preexec_fn=processes._dies_with(os.getpid() + 1))
+    child = subprocess.Popen(["sleep", "60"], preexec_fn=processes._prepare(os.getpid() + 1, ()))
     assert child.wait(LIMIT_S) == 1
 
 

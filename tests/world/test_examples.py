@@ -86,8 +86,8 @@ def test_the_demo_is_short_and_the_model_large_enough():
     assert len(code) < 150
     sys.path.insert(0, str(ROOT / "examples"))
     try:
-        import train_lm
         import torch
+        import train_lm
 
         model = train_lm.build_model(torch.float32)
     finally:

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bireme.bootstrap import discover
+from bireme.bootstrap import discover, launchers
 from bireme.cli import main
 from bireme.launch import run
 
 LIMIT_S = 30.0
 CLI = [sys.executable, "-m", "bireme.cli"]
 MODULE = sys.modules["bireme.launch.run"]
-NOT_INHERITED = (*discover._OURS, *discover._TORCHRUN, "OMP_NUM_THREADS")
+NOT_INHERITED = (*discover._OURS, *launchers.VARIABLES, "OMP_NUM_THREADS")
 
 
 @pytest.fixture(autouse=True)
@@ -239,6 +239,8 @@ def test_a_command_gets_its_arguments_untouched() -> None:
         (["-n", "2", "--", "no-such-command"], "the command 'no-such-command' does not exist"),
         (["-n", "0", "script.py"], "0 is not in the range x>=1"),
         (["-n", "2", "--timeout", "0", "script.py"], "is not in the range x>0"),
+        (["-n", "2", "--bind", "socket", "script.py"], "'socket' is not one of 'none', 'core'"),
+        (["-n", "2", "--log-dir"], "requires an argument"),
         (["-n", "2", "--unknown", "script.py"], "No such option"),
         (["-n"], "requires an argument"),
     ],
@@ -262,7 +264,7 @@ def test_a_command_that_the_kernel_refuses(tmp_path: Path) -> None:
 
 def test_help_and_version() -> None:
     ended = cli("run", "--help")
-    usage = "run -n N [--timeout S] (SCRIPT | -m MODULE | -- COMMAND) [ARGS]..."
+    usage = "run -n N [OPTIONS] (SCRIPT | -m MODULE | -- COMMAND) [ARGS]..."
     assert usage in " ".join(ended.stdout.split())
     version = cli("--version")
     assert version.stdout.startswith("bireme ")

@@ -8,19 +8,17 @@ import socket
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from bireme import knobs
-from bireme.bootstrap import messages, place
+from bireme.bootstrap import launchers, messages, place
 from bireme.bootstrap.hub import Hub
+from bireme.bootstrap.launchers import Job
 from bireme.bootstrap.rendezvous import Rendezvous
 from bireme.errors import BiremeError, EngineError, PeerLost, Timeout, UsageError
 
 __all__ = ["join"]
 
 _OURS = ("BIREME_RANK", "BIREME_SIZE", "BIREME_BOOTSTRAP_FD")
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 _RETRY_S = 0.02
 _generations = itertools.count()
 
@@ -28,8 +26,9 @@ _generations = itertools.count()
 def join(timeout_s: float) -> Rendezvous:
     """Join the ranks of this job: every rank must call it, the same number of times.
 
-    The environment says which job: that of `bireme run`, else torchrun's on one host, else this
-    process is alone. Rank 0 under torchrun returns at once, the others when they have found it.
+    The environment says which job: that of `bireme run`, else of torchrun, else of mpiexec (Open
+    MPI's, then MPICH's), else of srun, all on one host; else this process is alone. Rank 0 returns
+    at once, the others when they have found it.
 
     Args:
         timeout_s: How long to look for the others, in seconds.
@@ -42,8 +41,9 @@ def join(timeout_s: float) -> Rendezvous:
     ours = _our_numbers()
     if any(number >= 0 for number in ours.values()):
         return _from_launcher(ours)
-    job = _torchrun_job({name: knobs.foreign(name) for name in (*_TORCHRUN, *_JOB)})
-    return _from_torchrun(job, timeout_s) if job else Rendezvous()
+    texts = {name: knobs.foreign(name) for name in launchers.VARIABLES}
+    job = launchers.find({name: text for name, text in texts.items() if text is not None})
+    return _meet(job, timeout_s) if job else Rendezvous()
 
 
 def _our_numbers() -> dict[str, int]:
@@ -78,63 +78,30 @@ def _is_bootstrap_socket(fd: int) -> bool:
         return sock.family == socket.AF_UNIX and sock.type == socket.SOCK_SEQPACKET
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What torchrun says of this process."""
-
-    name: tuple[str, ...]
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-
-def _torchrun_job(variables: Mapping[str, str | None]) -> _Job | None:
-    """Read torchrun's variables; None where there are none."""
-    given = {name: text for name in _TORCHRUN if (text := variables.get(name)) is not None}
-    found = ", ".join(f"{name}={text}" for name, text in given.items())
-    if not given:
-        return None
-    if set(given) != set(_TORCHRUN):
-        raise UsageError(f"expected all or none of {', '.join(_TORCHRUN)}, found {found}")
-    try:
-        numbers = [int(given[name]) for name in _TORCHRUN]
-    except ValueError:
-        raise UsageError(f"expected integers, found {found}") from None
-    job = _Job(tuple(variables.get(key) or "" for key in _JOB), *numbers)
-    if not 0 <= job.local_rank < job.local_size <= job.size or not 0 <= job.rank < job.size:
-        raise UsageError(f"expected ranks below their sizes, found {found}")
-    if job.local_size != job.size:
-        raise EngineError(
-            f"rank {job.rank}: expected all ranks on one host, found {found}: "
-            "bireme joins ranks of one host only for now"
-        )
-    return job
-
-
-def _from_torchrun(job: _Job, timeout_s: float) -> Rendezvous:
+def _meet(job: Job, timeout_s: float) -> Rendezvous:
+    """Meet the other ranks of a launcher that gave us no socket."""
     generation = next(_generations)
     if job.size == 1:
-        return Rendezvous(origin="torchrun")
+        return Rendezvous(origin=job.origin)
     path = place.folder(job.name, generation)
     if job.rank == 0:
         return _as_host(job, path, timeout_s)
     return _rendezvous(job, _as_guest(job, path, timeout_s))
 
 
-def _rendezvous(job: _Job, sock: socket.socket, hub: Hub | None = None) -> Rendezvous:
+def _rendezvous(job: Job, sock: socket.socket, hub: Hub | None = None) -> Rendezvous:
     return Rendezvous(
         job.rank,
         job.size,
         sock,
         local_rank=job.local_rank,
         local_size=job.local_size,
-        origin="torchrun",
+        origin=job.origin,
         hub=hub,
     )
 
 
-def _as_host(job: _Job, path: str, timeout_s: float) -> Rendezvous:
+def _as_host(job: Job, path: str, timeout_s: float) -> Rendezvous:
     """Be rank 0: open the folder and serve."""
     try:
         spot = place.Place(path, timeout_s)
@@ -150,7 +117,7 @@ def _as_host(job: _Job, path: str, timeout_s: float) -> Rendezvous:
     return _rendezvous(job, ours, hub)
 
 
-def _as_guest(job: _Job, path: str, timeout_s: float) -> socket.socket:
+def _as_guest(job: Job, path: str, timeout_s: float) -> socket.socket:
     """Be another rank: find rank 0 and be let in."""
     deadline = time.monotonic() + timeout_s
     while (sock := place.connect(path, deadline - time.monotonic())) is not None:
@@ -172,7 +139,7 @@ def _as_guest(job: _Job, path: str, timeout_s: float) -> socket.socket:
     )
 
 
-def _enter(job: _Job, sock: socket.socket, deadline: float) -> None:
+def _enter(job: Job, sock: socket.socket, deadline: float) -> None:
     hello = {"kind": "join", "rank": job.rank, "size": job.size}
     messages.send(sock, hello, timeout_s=max(0.0, deadline - time.monotonic()))
     answer, fds = messages.receive(sock, max(0.0, deadline - time.monotonic()))

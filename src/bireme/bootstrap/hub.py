@@ -1,6 +1,6 @@
 """The server of the bootstrap: an all-gather of small messages and descriptors among the ranks.
 
-It runs in one daemon thread of the launcher, or of rank 0 under torchrun, and never waits for any
+It runs in one daemon thread of our launcher, or of rank 0 under another, and never waits for any
 one rank: every socket is read and written without blocking.
 """
 

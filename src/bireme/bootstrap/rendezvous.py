@@ -19,7 +19,7 @@ from bireme.errors import EngineError, PeerLost, Timeout, UsageError
 
 __all__ = ["Origin", "Rendezvous"]
 
-Origin = Literal["launcher", "torchrun", "alone"]
+Origin = Literal["launcher", "torchrun", "openmpi", "mpich", "slurm", "alone"]
 
 _MISSING_S = 1.0
 _FAIL_S = 1.0

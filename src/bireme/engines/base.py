@@ -37,23 +37,44 @@ class CollectiveEngine(Protocol):
         src: int = 0,
         dst: int = 0,
         stream: Any = None,
-        extra: int = 0,
+        detail: str = "",
     ) -> Any:
         """Run one collective; every rank of the group calls it.
 
         Args:
-            op: ``"all_reduce"``, ``"barrier"``, ``"allocate"``, … as the recorder names them.
+            op: ``"all_reduce"``, ``"barrier"``, ``"allocate"``, ... as the recorder names them.
             dtype: Index into ``arrays.DTYPES``.
             count: Elements of one rank's part.
             reduction: Index into ``arrays.REDUCTIONS``.
             root: Rank in the group, or -1.
             src, dst: Addresses; 0 where this rank has none.
             stream: Where to queue the work; ``None`` runs it before returning.
-            extra: A further number that must be the same on all ranks.
+            detail: What else must be the same on all ranks, in words.
 
         Returns:
             A native work handle, or ``None`` when the work is done.
         """
+
+    def lane(self, kind: int, x: Any, out: Any, op: Any, root: Any) -> bool:
+        """Run a call at once where its arguments need no more than a glance.
+
+        Args:
+            kind: Index into the recorder's names.
+            x, out, op, root: As the user gave them.
+
+        Returns:
+            False where the face must check them in full; nothing has happened then.
+        """
+
+    @property
+    def all_dropped(self) -> bool:
+        """Whether every rank told the last barrier of arrays that it has dropped."""
+
+    def dropped(self, by: int) -> None:
+        """Count arrays that this rank has dropped, for the next barrier to tell."""
+
+    def barrier_lane(self) -> bool:
+        """Complete this rank's puts and run a barrier at once; False where the face must."""
 
     def refuse(self, op: str, why: str) -> None:
         """Tell the group that this rank's arguments were wrong, using up the call's number."""
@@ -90,11 +111,24 @@ class OneSidedEngine(Protocol):
     def address(self, rank: int, offset: int) -> int | None:
         """Return where this process can load and store that memory, or ``None``."""
 
+    def commit(self, offset: int, nbytes: int, ranks: int) -> int | None:
+        """Take memory for the own part of that range, as ``ranks`` ranks of this host do now.
+
+        Returns:
+            ``None`` when it is taken. Where the system has not enough for all of them, how many
+            bytes it has; nothing is taken then.
+        """
+
     def zero(self, offset: int, nbytes: int) -> None:
         """Clear the own part."""
 
     def release(self, offset: int, nbytes: int) -> None:
         """Give the memory of the own part back; it reads as zeros afterwards."""
+
+    def place(
+        self, group: CollectiveEngine, ranks: Sequence[int], offset: int, count: int, dtype: int
+    ) -> Any:
+        """Return an object whose ``put`` and ``get`` do the plain cases at once, or ``None``."""
 
     def put(
         self,
@@ -149,5 +183,5 @@ class OneSidedEngine(Protocol):
     def quiet(self, group: int) -> None:
         """Complete all earlier puts and gets of this rank, at their targets."""
 
-    def close(self, *, views_alive: bool) -> None:
+    def close(self) -> None:
         """Let the heap go; memory that views still show stays mapped."""

@@ -48,6 +48,7 @@ class NullCollective:
     def __init__(self, size: int, index: int) -> None:
         self._size = size
         self._index = index
+        self._dropped = 0
 
     def run(
         self,
@@ -59,7 +60,7 @@ class NullCollective:
         src: int = 0,
         dst: int = 0,
         stream: Any = None,
-        extra: int = 0,
+        detail: str = "",
     ) -> Any:
         """See ``CollectiveEngine.run``."""
         part = count * numpy_dtype(dtype).itemsize
@@ -74,6 +75,23 @@ class NullCollective:
             source = src + (self._index * part if op in _PICKS_A_BLOCK else 0)
             if dst != source:  # a root's memory may be read-only
                 ctypes.memmove(dst, source, part)
+
+    def lane(self, kind: int, x: Any, out: Any, op: Any, root: Any) -> bool:
+        """See ``CollectiveEngine.lane``: no haste."""
+        return False
+
+    @property
+    def all_dropped(self) -> bool:
+        """See ``CollectiveEngine.all_dropped``."""
+        return self._dropped > 0
+
+    def dropped(self, by: int) -> None:
+        """See ``CollectiveEngine.dropped``."""
+        self._dropped += by
+
+    def barrier_lane(self) -> bool:
+        """See ``CollectiveEngine.barrier_lane``."""
+        return False
 
     def refuse(self, op: str, why: str) -> None:
         """See ``CollectiveEngine.refuse``: nobody is there to be told."""
@@ -122,11 +140,18 @@ class NullOneSided:
     def _at(self, offset: int) -> int:
         return int(self._memory.__array_interface__["data"][0]) + offset
 
+    def commit(self, offset: int, nbytes: int, ranks: int) -> int | None:
+        """See ``OneSidedEngine.commit``: taken when it is touched."""
+        return None
+
     def zero(self, offset: int, nbytes: int) -> None:
         """See ``OneSidedEngine.zero``."""
         self._memory[offset : offset + nbytes] = 0
 
     release = zero
+
+    def place(self, group: Any, ranks: Sequence[int], offset: int, count: int, dtype: int) -> None:
+        """See ``OneSidedEngine.place``: no haste."""
 
     def put(
         self,
@@ -212,5 +237,5 @@ class NullOneSided:
     def quiet(self, group: int) -> None:
         """See ``OneSidedEngine.quiet``."""
 
-    def close(self, *, views_alive: bool) -> None:
+    def close(self) -> None:
         """See ``OneSidedEngine.close``."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bireme import _core
+from bireme import _core, memory
 
 __all__ = ["ShmCollective", "ShmOneSided"]
 
@@ -17,8 +19,15 @@ _ATOMIC = {
     name: code
     for code, name in enumerate(("fetch", "set", "add", "and", "or", "xor", "swap", "compare_swap"))
 }
+DELIVERIES = ("eager", "lazy", "random")  # native/heap.h: enum class Delivery
+_STEP_BYTES = 64 << 20
 _INT64 = _core.DTYPES.index("int64")
 _NO_SIGNAL = 2**64 - 1
+
+
+def _digest(detail: str) -> int:
+    """Return the number that stands for a detail when calls are compared; 0 for none."""
+    return zlib.crc32(detail.encode()) + 1 if detail else 0
 
 
 class ShmCollective:
@@ -35,6 +44,8 @@ class ShmCollective:
         self._members = tuple(members)
         self._index = index
         self.channel = _core.Channel(control, heap, slot, list(members), index)
+        self.lane = functools.partial(_core.collective, self.channel)
+        self.barrier_lane = functools.partial(_core.barrier, self.channel, heap)
 
     def run(
         self,
@@ -46,16 +57,16 @@ class ShmCollective:
         src: int = 0,
         dst: int = 0,
         stream: Any = None,
-        extra: int = 0,
+        detail: str = "",
     ) -> Any:
         """See ``CollectiveEngine.run``."""
         return self.channel.run(
-            _KINDS[op], dtype, count, reduction, root, src, dst, extra, "", stream
+            _KINDS[op], dtype, count, reduction, root, src, dst, _digest(detail), detail, "", stream
         )
 
     def refuse(self, op: str, why: str) -> None:
         """See ``CollectiveEngine.refuse``."""
-        self.channel.run(_KINDS[op], 0, 0, 0, -1, 0, 0, 0, why or "unknown reason", None)
+        self.channel.run(_KINDS[op], 0, 0, 0, -1, 0, 0, 0, "", why or "unknown reason", None)
 
     def send(self, dtype: int, count: int, peer: int, src: int, stream: Any = None) -> Any:
         """See ``CollectiveEngine.send``."""
@@ -86,6 +97,15 @@ class ShmCollective:
         self.channel.close(self.channel.slot == 0)
 
     @property
+    def all_dropped(self) -> bool:
+        """See ``CollectiveEngine.all_dropped``."""
+        return bool(self.channel.all_dropped)
+
+    def dropped(self, by: int) -> None:
+        """See ``CollectiveEngine.dropped``."""
+        self.channel.dropped(by)
+
+    @property
     def staged_bytes(self) -> int:
         """Bytes that this rank copied into staging memory; none where buffers lie in the heap."""
         return int(self.channel.staged_bytes)
@@ -100,10 +120,13 @@ class ShmOneSided:
         for dtype in ("bool", "int8", "int16", "uint8", "uint16", "float16", "bfloat16")
     }
 
-    def __init__(self, control: Any, fds: list[int], heap_bytes: int, *, lazy: bool) -> None:
-        self.native = _core.Heap(control, fds, heap_bytes, lazy)
+    def __init__(
+        self, control: Any, fds: list[int], heap_bytes: int, delivery: str, seed: int
+    ) -> None:
+        self.native = _core.Heap(control, fds, heap_bytes, DELIVERIES.index(delivery), seed)
         self.heap_bytes = heap_bytes
-        self.defers = lazy
+        self._budget = memory.Budget()
+        self.defers = delivery != "eager"
 
     def view(self, rank: int, offset: int, nbytes: int, owner: object) -> Any:
         """See ``OneSidedEngine.view``."""
@@ -113,6 +136,18 @@ class ShmOneSided:
         """See ``OneSidedEngine.address``: every peer is mapped."""
         return int(self.native.address(rank, offset))
 
+    def commit(self, offset: int, nbytes: int, ranks: int) -> int | None:
+        """See ``OneSidedEngine.commit``: in steps, while the system has enough for all ranks."""
+        if not self._budget.spend(nbytes * ranks):
+            return self._budget.room
+        for at in range(offset, offset + nbytes, _STEP_BYTES):
+            step = min(_STEP_BYTES, offset + nbytes - at)
+            crowded = at > offset and not self._budget.spend(step * ranks)
+            if crowded or not self.native.commit(at, step):
+                self.native.release(offset, at - offset)
+                return self._budget.room
+        return None
+
     def zero(self, offset: int, nbytes: int) -> None:
         """See ``OneSidedEngine.zero``."""
         self.native.zero(offset, nbytes)
@@ -120,6 +155,12 @@ class ShmOneSided:
     def release(self, offset: int, nbytes: int) -> None:
         """See ``OneSidedEngine.release``."""
         self.native.release(offset, nbytes)
+
+    def place(
+        self, group: Any, ranks: Sequence[int], offset: int, count: int, dtype: int
+    ) -> _core.Place:
+        """See ``OneSidedEngine.place``."""
+        return _core.Place(self.native, group.channel, list(ranks), offset, count, dtype)
 
     def put(
         self,
@@ -183,7 +224,6 @@ class ShmOneSided:
         """See ``OneSidedEngine.quiet``."""
         self.native.quiet(group)
 
-    def close(self, *, views_alive: bool) -> None:
-        """See ``OneSidedEngine.close``."""
-        if views_alive:
-            self.native.leave_mapped()
+    def close(self) -> None:
+        """See ``OneSidedEngine.close``: the mapping ends with the last array or view."""
+        self.native.close_descriptors()

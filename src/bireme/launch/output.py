@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import IO, TextIO
 
+from bireme.launch.logs import Logs
+
 __all__ = ["LineSplitter", "Output", "write"]
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
@@ -56,28 +58,29 @@ class _Source:
     """One pipe from a rank."""
 
     def __init__(self, rank: int, pipe: IO[bytes], target: TextIO, tail: deque[str] | None) -> None:
+        self.rank = rank
         self.pipe = pipe
         self.target = target
         self._prefix = b"[%d] " % rank
         self._tail = tail
         self._splitter = LineSplitter()
 
-    def read(self) -> tuple[bytes, bool]:
-        """Return what to write now, and whether the pipe has ended."""
+    def read(self) -> tuple[list[bytes], bool]:
+        """Return the lines to write now, and whether the pipe has ended."""
         data = os.read(self.pipe.fileno(), _CHUNK)
-        lines = self._splitter.feed(data) if data else self._splitter.end()
-        return self._label(lines), not data
+        return self._splitter.feed(data) if data else self._splitter.end(), not data
 
-    def end(self) -> bytes:
-        """Close the pipe; return what is left in it to write, 1 MiB at most."""
+    def end(self) -> list[bytes]:
+        """Close the pipe; return the lines that are left in it, 1 MiB at most."""
         lines: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
             for _ in range(_LONGEST_LINE // _CHUNK):
                 lines += self._splitter.feed(os.read(self.pipe.fileno(), _CHUNK))
         self.pipe.close()
-        return self._label(lines + self._splitter.end())
+        return lines + self._splitter.end()
 
-    def _label(self, lines: Sequence[bytes]) -> bytes:
+    def label(self, lines: Sequence[bytes]) -> bytes:
+        """Return lines with the rank in front; the tail takes note of them."""
         if self._tail is not None:
             whole = (line for line in lines if line.endswith(b"\n"))
             self._tail.extend(_text(line) for line in whole)
@@ -89,9 +92,13 @@ class Output:
 
     Args:
         processes: The ranks, in order, with pipes as stdout and stderr.
+        logs: Files that get the same lines without the rank; to be closed after ``finish``.
     """
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    def __init__(
+        self, processes: Sequence[subprocess.Popen[bytes]], logs: Logs | None = None
+    ) -> None:
+        self._logs = logs
         self._tails = [deque[str](maxlen=_TAIL_LINES) for _ in processes]
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -146,8 +153,8 @@ class Output:
         return None if self._end_by is None else max(0.0, self._end_by - time.monotonic())
 
     def _pass_on(self, source: _Source) -> None:
-        data, ended = source.read()
-        if not self._write(source.target, data):
+        lines, ended = source.read()
+        if not self._write(source, lines):
             # Nobody reads our output: have the ranks find out as they would without us.
             for other in [other for other in self._sources if other.target is source.target]:
                 self._drop(other)
@@ -157,14 +164,13 @@ class Output:
     def _drop(self, source: _Source) -> None:
         self._sources.discard(source)
         self._selector.unregister(source.pipe)
-        self._write(source.target, source.end())
+        self._write(source, source.end())
 
-    def _write(self, target: TextIO, data: bytes) -> bool:
-        try:
-            write(target, data)
-        except (OSError, ValueError):
-            return False
-        return True
+    def _write(self, source: _Source, lines: Sequence[bytes]) -> bool:
+        """Write lines to the log, and to our output; False if nobody reads that."""
+        if self._logs and (trouble := self._logs.write(source.rank, b"".join(lines))):
+            _try_write(sys.stderr, f"bireme run: {trouble}\n".encode(errors="replace"))
+        return _try_write(source.target, source.label(lines))
 
 
 def write(stream: TextIO, data: bytes) -> None:
@@ -186,6 +192,14 @@ def write(stream: TextIO, data: bytes) -> None:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
             _wait_writable(fd)
+
+
+def _try_write(target: TextIO, data: bytes) -> bool:
+    try:
+        write(target, data)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _wait_writable(fd: int) -> None:

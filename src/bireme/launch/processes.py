@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from bireme import knobs
 from bireme.bootstrap import Hub
-from bireme.errors import UsageError
+from bireme.errors import EngineError, UsageError
 
 __all__ = ["spawn"]
 
@@ -38,6 +38,7 @@ def spawn(
     hub: Hub,
     *,
     env: Mapping[str, str] | None = None,
+    cores: Sequence[Sequence[int]] | None = None,
     pass_fds: Sequence[Sequence[int]] | None = None,
     stdout: Stream = None,
     stderr: Stream = None,
@@ -55,18 +56,19 @@ def spawn(
         hub: Gets the other ends of the ranks' sockets.
         env: Variables on top of our own environment. A foreign launcher's RANK, WORLD_SIZE,
             LOCAL_RANK and LOCAL_WORLD_SIZE are left out.
+        cores: Numbers of the cores that each rank is bound to, one list per rank; default: ours.
         pass_fds: Descriptors that each rank inherits under the same number, one list per rank.
         stdout: As in ``subprocess.Popen``, for every rank.
         stderr: As in ``subprocess.Popen``, for every rank.
         stdin: As in ``subprocess.Popen``, for rank 0; the others read nothing.
 
     Raises:
-        ValueError: If ``pass_fds`` has not one list per rank.
+        ValueError: If ``pass_fds`` or ``cores`` has not one list per rank.
         UsageError: If the program cannot be started.
+        EngineError: If a rank cannot be bound to its cores.
     """
-    extra = [()] * size if pass_fds is None else list(pass_fds)
-    if len(extra) != size:
-        raise ValueError(f"expected pass_fds for {size} ranks, found {len(extra)}")
+    extra = _for_each_rank("pass_fds", pass_fds, size)
+    bound = _for_each_rank("cores", cores, size)
     environment = _environment(size, env or {})
     guard = _Guard()
     ranks: list[subprocess.Popen[bytes]] = []
@@ -74,13 +76,28 @@ def spawn(
     try:
         for rank in range(size):
             streams["stdin"] = stdin if rank == 0 else subprocess.DEVNULL
-            ranks.append(_start(guard, argv, hub, rank, environment, extra[rank], streams))
+            ranks.append(
+                _start(guard, argv, hub, rank, environment, extra[rank], bound[rank], streams)
+            )
     except BaseException as error:
         _abandon(guard, ranks)
         if isinstance(error, OSError):
             raise UsageError(f"cannot start {argv[0]!r}: {error.strerror}") from None
+        if isinstance(error, subprocess.SubprocessError):  # all that Python tells of its child
+            where = f"cores {', '.join(map(str, bound[len(ranks)]))}"
+            raise EngineError(
+                f"cannot bind rank {len(ranks)} to {where}: use --bind none"
+            ) from None
         raise
     return ranks
+
+
+def _for_each_rank(
+    name: str, lists: Sequence[Sequence[int]] | None, size: int
+) -> Sequence[Sequence[int]]:
+    if lists is not None and len(lists) != size:
+        raise ValueError(f"expected {name} for {size} ranks, found {len(lists)}")
+    return [()] * size if lists is None else lists
 
 
 def _environment(size: int, extra: Mapping[str, str]) -> dict[str, str]:
@@ -101,12 +118,13 @@ def _start(
     rank: int,
     environment: dict[str, str],
     fds: Sequence[int],
+    cores: Sequence[int],
     streams: Mapping[str, Stream],
 ) -> subprocess.Popen[bytes]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hub.add(rank, ours)
     with theirs, warnings.catch_warnings():
-        # Python warns of forking beside threads; the child only asks the kernel for two things.
+        # Python warns of forking beside threads; the child only asks the kernel for a few things.
         warnings.simplefilter("ignore", DeprecationWarning)
         number = theirs.fileno()
         process = _Rank(
@@ -115,20 +133,22 @@ def _start(
             env={**environment, "BIREME_RANK": str(rank), "BIREME_BOOTSTRAP_FD": str(number)},
             pass_fds=(number, *fds),
             start_new_session=True,
-            preexec_fn=_dies_with(os.getpid()),
+            preexec_fn=_prepare(os.getpid(), cores),
             **streams,
         )
     guard.watch(process.pid)
     return process
 
 
-def _dies_with(parent: int) -> Callable[[], None]:
-    """Return what makes a child ask the kernel to kill it when its parent ends."""
+def _prepare(parent: int, cores: Sequence[int]) -> Callable[[], None]:
+    """Return what has a child die with its parent and run on these cores, if there are any."""
 
     def prepare() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended before we asked
             os._exit(1)
+        if cores:
+            os.sched_setaffinity(0, cores)
 
     return prepare
 

@@ -15,9 +15,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
+from bireme import knobs
 from bireme.bootstrap import Hub
-from bireme.launch import report
+from bireme.errors import UsageError
+from bireme.launch import binding, report
 from bireme.launch.fates import Fates
+from bireme.launch.logs import Logs
 from bireme.launch.output import Output, write
 from bireme.launch.processes import spawn
 
@@ -31,7 +34,14 @@ _TIMEOUT_GRACE_S = 2.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run(argv: Sequence[str], size: int, timeout_s: float | None = None) -> int:
+def run(
+    argv: Sequence[str],
+    size: int,
+    timeout_s: float | None = None,
+    *,
+    bind: bool = False,
+    log_dir: str | None = None,
+) -> int:
     """Run a program as the ranks of one job, and wait for all of them.
 
     Signals that arrive meanwhile go to the ranks, if this is the main thread. After a rank's
@@ -42,22 +52,28 @@ def run(argv: Sequence[str], size: int, timeout_s: float | None = None) -> int:
         argv: Program and arguments.
         size: Number of ranks.
         timeout_s: End all ranks after this time, in seconds.
+        bind: Give each rank its share of the cores that this process may use.
+        log_dir: Folder in which each rank's output also goes to a file, ``rank-<r>.log``.
 
     Returns:
         0, the exit code of the first failure (128 + n for signal n), or 124 after ``timeout_s``.
 
     Raises:
-        UsageError: If the program cannot be started.
+        UsageError: If the program cannot be started, or the folder cannot be used.
+        EngineError: If the ranks cannot be bound to cores.
     """
+    cores = _bind(size) if bind else None
     fates = Fates()
     hub = Hub(size, fates.observe)
     with contextlib.ExitStack() as stack:
         stack.callback(fates.close)
         stack.callback(hub.stop)
+        logs = None if log_dir is None else stack.enter_context(Logs(log_dir, size))
         with _Signals() as signals:
-            processes = spawn(argv, size, hub, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            pipe = subprocess.PIPE
+            processes = spawn(argv, size, hub, cores=cores, stdout=pipe, stderr=pipe)
             try:
-                output = Output(processes)
+                output = Output(processes, logs)
                 stack.callback(output.finish)
                 output.start()
                 hub.start()
@@ -66,6 +82,20 @@ def run(argv: Sequence[str], size: int, timeout_s: float | None = None) -> int:
             finally:
                 _kill(processes)
     return _conclude(job, output)
+
+
+def _bind(size: int) -> list[list[int]]:
+    """Return the cores of each rank, and say them where decisions are to be shown."""
+    cores = binding.shares(os.sched_getaffinity(0), size)
+    try:
+        level = knobs.get("BIREME_LOG")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if level in ("info", "debug"):
+        text = f"bireme run: bound to cores: {binding.describe(cores)}\n"
+        with contextlib.suppress(OSError, ValueError):
+            write(sys.stderr, text.encode())
+    return cores
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
