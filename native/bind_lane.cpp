@@ -212,6 +212,7 @@ bool barrier(Channel& channel, Heap& heap) {
   if (control.queued_work() != 0) return false;
   Collective call;
   call.info.kind = Kind::barrier;
+  call.info.dtype = DType::i64;  // as the face announces it: some ranks may not take the lane
   call.info.group = channel.slot();
   call.info.site = call_site(control.recorder());
   call.info.flow = current_flow();

@@ -27,6 +27,7 @@ Shape shape_of(Kind kind) {
       return {false, true, false, Shape::fold};
     case Kind::broadcast:
       return {false, false, true, Shape::copy};
+    case Kind::agree:
     case Kind::all_gather:
       return {false, true, true, Shape::concat};
     case Kind::gather:
@@ -41,6 +42,8 @@ Shape shape_of(Kind kind) {
       return {false, false, false, Shape::copy};
   }
 }
+
+bool moves_nothing(Kind kind) { return kind >= Kind::barrier && kind != Kind::agree; }
 
 u8* plus(const void* p, u64 bytes) { return const_cast<u8*>(static_cast<const u8*>(p)) + bytes; }
 
@@ -243,7 +246,7 @@ void Channel::fail_mismatch() {
 
 // Decided from what all members have published, so all decide alike.
 Path Channel::choose(const Exchange& x) const {
-  if (x.count == 0 || x.call.info.kind >= Kind::barrier) return Path::none;
+  if (x.count == 0 || moves_nothing(x.call.info.kind)) return Path::none;
   if (size() == 1) return Path::direct;
   if (x.source <= kInlineBytes) return Path::inline_;
   bool sources = true, targets = true, no_targets = true;

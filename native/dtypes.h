@@ -14,10 +14,11 @@ inline constexpr const char* kDTypeNames[] = {"bool",     "int8",    "int16",  "
                                               "bfloat16", "float32", "float64"};
 inline constexpr const char* kReductionNames[] = {"sum", "prod", "min", "max", "avg"};
 inline constexpr const char* kKindNames[] = {
-    "none",   "all_reduce", "reduce",     "broadcast", "all_gather",  "reduce_scatter",
-    "gather", "scatter",    "all_to_all", "barrier",   "send",        "recv",
-    "put",    "get",        "atomic",     "signal",    "signal.wait", "quiet",
-    "fence",  "allocate",   "free",       "split",     "close",       "refused"};
+    "none",           "all_reduce",  "reduce",  "broadcast",  "all_gather",
+    "reduce_scatter", "gather",      "scatter", "all_to_all", "barrier",
+    "send",           "recv",        "put",     "get",        "atomic",
+    "signal",         "signal.wait", "quiet",   "fence",      "allocate",
+    "free",           "split",       "agree",   "close",      "refused"};
 
 inline u64 item_bytes(DType dtype) { return kItemBytes[static_cast<u32>(dtype)]; }
 inline const char* name(DType d) { return kDTypeNames[static_cast<u32>(d)]; }

@@ -60,6 +60,7 @@ enum class Kind : u32 {
   allocate,
   free,
   split,
+  agree,  // an all_gather of the library's own, inside allocations and splits
   close,
   refused,
   count_

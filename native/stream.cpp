@@ -43,38 +43,51 @@ void Work::complete(std::exception_ptr error) {
   changed_.notify_all();
 }
 
+Stream::Stream(std::shared_ptr<Control> control)
+    : control_(std::move(control)), state_(std::make_unique<State>()) {}
+
+Stream::~Stream() {
+  if (control_->is_forked())
+    static_cast<void>(state_.release());
+  else
+    stop();
+}
+
 std::shared_ptr<Work> Stream::submit(std::function<void()> task) {
+  control_->check();
   auto work = std::make_shared<Work>(control_);
-  std::lock_guard lock(mutex_);
-  if (stopping_) throw Failure(Code::usage, "the stream has ended");
-  queue_.push_back({std::move(task), work});
-  last_ = work;
-  ++pending_;
+  State& s = *state_;
+  std::lock_guard lock(s.mutex);
+  if (s.stopping) throw Failure(Code::usage, "the stream has ended");
+  s.queue.push_back({std::move(task), work});
+  s.last = work;
+  ++s.pending;
   control_->work_queued(1);
-  if (!thread_.joinable()) thread_ = std::thread(&Stream::loop, this);
-  wake_.notify_one();
+  if (!s.thread.joinable()) s.thread = std::thread(&Stream::loop, this);
+  s.wake.notify_one();
   return work;
 }
 
 size_t Stream::pending() const {
-  std::lock_guard lock(mutex_);
-  return pending_;
+  std::lock_guard lock(state_->mutex);
+  return state_->pending;
 }
 
 std::shared_ptr<Work> Stream::last() const {
-  std::lock_guard lock(mutex_);
-  return last_;
+  std::lock_guard lock(state_->mutex);
+  return state_->last;
 }
 
 void Stream::loop() {
+  State& s = *state_;
   for (;;) {
     Item item;
     {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      item = std::move(queue_.front());
-      queue_.pop_front();
+      std::unique_lock lock(s.mutex);
+      s.wake.wait(lock, [&] { return s.stopping || !s.queue.empty(); });
+      if (s.queue.empty()) return;
+      item = std::move(s.queue.front());
+      s.queue.pop_front();
     }
     std::exception_ptr error;
     try {
@@ -84,26 +97,23 @@ void Stream::loop() {
     }
     item.task = nullptr;
     {
-      std::lock_guard lock(mutex_);
-      --pending_;
+      std::lock_guard lock(s.mutex);
+      --s.pending;
       control_->work_queued(-1);
-      if (last_ == item.work) last_ = nullptr;
+      if (s.last == item.work) s.last = nullptr;
     }
     item.work->complete(std::move(error));
   }
 }
 
 void Stream::stop() {
-  if (control_->is_forked()) {  // the thread stayed in the parent
-    if (thread_.joinable()) thread_.detach();
-    return;
-  }
+  if (control_->is_forked()) return;
   std::thread ended;
   {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-    ended = std::move(thread_);
-    wake_.notify_all();
+    std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+    ended = std::move(state_->thread);
+    state_->wake.notify_all();
   }
   if (ended.joinable()) ended.join();
 }

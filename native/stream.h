@@ -36,8 +36,8 @@ class Work {
 
 class Stream {
  public:
-  explicit Stream(std::shared_ptr<Control> control) : control_(std::move(control)) {}
-  ~Stream() { stop(); }
+  explicit Stream(std::shared_ptr<Control> control);
+  ~Stream();
   Stream(const Stream&) = delete;
 
   std::shared_ptr<Work> submit(std::function<void()> task);
@@ -49,19 +49,22 @@ class Stream {
   void stop();
 
  private:
-  void loop();
   struct Item {
     std::function<void()> task;
     std::shared_ptr<Work> work;
   };
+  struct State {  // apart, so that a forked child can leave it be: its thread is in the parent
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<Item> queue;
+    std::shared_ptr<Work> last;
+    size_t pending = 0;
+    bool stopping = false;
+    std::thread thread;
+  };
+  void loop();
   std::shared_ptr<Control> control_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Item> queue_;
-  std::shared_ptr<Work> last_;
-  size_t pending_ = 0;
-  bool stopping_ = false;
-  std::thread thread_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace bireme

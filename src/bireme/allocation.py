@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Symmetric"]
 
 _UINT8 = arrays.DTYPES.index("uint8")
-_MIN = arrays.REDUCTIONS.index("min")
 
 
 class _Lease:
@@ -102,9 +101,12 @@ class Symmetric:
         group = self._group
         group.one_sided.quiet(group.slot)
         dropped = self._dropped.copy()
-        flags = np.array([n in dropped for n in numbers], np.uint8)
-        pointer = flags.ctypes.data
-        group.collective.run("all_reduce", _UINT8, flags.size, _MIN, src=pointer, dst=pointer)
+        mine = np.array([n in dropped for n in numbers], np.uint8)
+        all_flags = np.empty((group.size, mine.size), np.uint8)
+        group.collective.run(
+            "agree", _UINT8, mine.size, src=mine.ctypes.data, dst=all_flags.ctypes.data
+        )
+        flags = all_flags.all(axis=0)
         for number in (n for n, flag in zip(numbers, flags, strict=True) if flag):
             self._dropped.discard(number)
             group.collective.dropped(-1)
@@ -158,6 +160,7 @@ class Symmetric:
             code, is_torch = arrays.dtype_of(dtype)
             if device is not None and str(device) != "cpu":
                 raise ValueError(f"device: expected cpu, found {device}; no engine carries it here")
+            fill = None if value is None else _element(value, numpy_dtype(code))
             group.check_open("allocate")
         group.world.agenda.settle(None)
         count = arrays.count_of(sizes)
@@ -169,11 +172,11 @@ class Symmetric:
             group.collective, group.ranks, block.offset, count, code
         )
         array = SymmetricArray(block, block.offset, sizes, code, torch=is_torch)
-        if value is not None:
-            if value == 0:
-                group.one_sided.zero(block.offset, block.size)
+        if fill is not None:
+            if any(fill.tobytes()):
+                array.numpy()[...] = fill
             else:
-                array.numpy()[...] = value
+                group.one_sided.zero(block.offset, block.size)
             group.collective.run("barrier", code, 0)
         return array
 
@@ -214,3 +217,11 @@ class Symmetric:
             block.place.close()
         self._release(block.number)
         group.collective.run("barrier", 0, 0)
+
+
+def _element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return a fill value as one element, or raise where it is none."""
+    try:
+        return np.full((), value, dtype)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ValueError(f"value: expected one {dtype.name}, found {value!r} ({error})") from None

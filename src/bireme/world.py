@@ -47,7 +47,7 @@ class Group(Collectives):
         self.size = len(self.ranks)
         self.rank = self.ranks.index(world.world_index)
         self.collective = collective
-        self.arena = arena
+        self.arena: Arena = arena
         self.symmetric: Symmetric = Symmetric(self)
         self._closed = False
 
@@ -175,7 +175,7 @@ class Group(Collectives):
         mine = np.array(words, np.int64)
         table = np.empty((self.size, len(words)), np.int64)
         self.collective.run(
-            "all_gather", _INT64, len(words), src=mine.ctypes.data, dst=table.ctypes.data
+            "agree", _INT64, len(words), src=mine.ctypes.data, dst=table.ctypes.data
         )
         return table
 

@@ -197,20 +197,6 @@ def views_outlive_all(world: bm.World) -> None:
     assert (mine[1000:2000] == -1).all()
 
 
-def the_whole_heap(world: bm.World) -> None:
-    total = world.arena.free_bytes
-    x = world.symmetric.empty(total, "uint8")
-    x[total - 1].local[...] = 9
-    world.barrier()
-    x[total - 1 :].put(np.array([world.rank], np.uint8), (world.rank + 1) % world.size)
-    world.barrier()
-    assert x[-1].local == (world.rank - 1) % world.size
-    with pytest.raises(bm.EngineError, match="heap is full"):
-        world.symmetric.empty(1)
-    x.free()
-    assert world.arena.free_bytes == total
-
-
 def a_full_heap_says_so(world: bm.World) -> None:
     total = world.arena.free_bytes
     some = world.symmetric.empty(1024, "uint8")
@@ -237,7 +223,6 @@ test_eager, test_lazy, test_null = contract(
     live_views_prevent_free,
     torch_views_prevent_free,
     views_outlive_all,
-    the_whole_heap,
     a_full_heap_says_so,
     ranks=(1, 2, 3),
     lazy=(2,),
@@ -293,3 +278,19 @@ def _resident_shared() -> int:
     with open("/proc/self/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith("RssShmem:"))
     return int(line.split()[1]) * 1024
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.world(heap_bytes="1M")
+def test_the_whole_heap(world: bm.World) -> None:
+    total = world.arena.free_bytes
+    x = world.symmetric.empty(total, "uint8")
+    x[total - 1].local[...] = 9
+    world.barrier()
+    x[total - 1 :].put(np.array([world.rank], np.uint8), (world.rank + 1) % world.size)
+    world.barrier()
+    assert x[-1].local == (world.rank - 1) % world.size
+    with pytest.raises(bm.EngineError, match="heap is full"):
+        world.symmetric.empty(1)
+    x.free()
+    assert world.arena.free_bytes == total

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,31 @@ def test_a_side_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) 
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
     with pytest.raises(Failed, match="no end"):
         output(python(deaf), limit_s=1.0)
+
+
+def test_a_side_ends_when_we_are_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    sleeper = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    ours = f"from bireme.bench import peers; peers._output({python(sleeper)!r}, {{}}, 300)"
+    with subprocess.Popen(python(ours)) as process:
+        until(lambda: note.exists() and note.read_text())
+        process.kill()
+    until(lambda: not running(int(note.read_text())))
+
+
+def running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return not stat.rpartition(") ")[2].startswith("Z")
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_lines_are_found_with_and_without_a_rank() -> None:

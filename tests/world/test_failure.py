@@ -302,7 +302,7 @@ def test_a_rank_cannot_join(tmp_path: Path) -> None:
             ("1M", "2M", "1M"),
             "one heap_bytes on all ranks, found [1048576, 2097152, 1048576]",
         ),
-        ("delivery", ("eager", "eager", "lazy"), "on all ranks, found [False, False, True]"),
+        ("delivery", ("eager", "eager", "lazy"), "on all ranks, found ['eager', 'eager', 'lazy']"),
     ],
 )
 def test_different_settings(

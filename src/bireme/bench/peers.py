@@ -39,9 +39,9 @@ _READY = ".ready"  # holds what the environment was made with
 # The first line of an output that says why: a Python exception, or what MPI libraries write.
 _TELLING = re.compile(r"\b\w*Error\b:|[Aa]ssertion failed|Segmentation fault|Timeout \(")
 _LATE_S = 20.0  # what a side gets beyond its limit to end by itself
+_TERM_S = 8.0  # more than `bireme run` gives its ranks
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
-_TERM_S = 8.0  # more than `bireme run` gives its ranks
 
 # Loopback and shared memory only; a variable that is set already stays.
 _QUIET: dict[str, dict[str, str]] = {

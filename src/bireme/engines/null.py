@@ -18,7 +18,7 @@ from bireme.errors import Timeout
 
 __all__ = ["NullCollective", "NullOneSided"]
 
-_CONCATENATES = frozenset({"all_gather", "gather"})
+_CONCATENATES = frozenset({"all_gather", "gather", "agree"})
 _PICKS_A_BLOCK = frozenset({"scatter", "reduce_scatter"})
 COMPARE: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq, "!=": operator.ne, ">": operator.gt,

@@ -81,7 +81,7 @@ class ShmCollective:
         leads = members is not None and members[0] == self._index
         mine = np.array([self._control.take_group_slot() if leads else -1], np.int64)
         slots = np.empty(len(self._members), np.int64)
-        self.run("all_gather", _INT64, 1, src=mine.ctypes.data, dst=slots.ctypes.data)
+        self.run("agree", _INT64, 1, src=mine.ctypes.data, dst=slots.ctypes.data)
         if members is None:
             return None
         return ShmCollective(

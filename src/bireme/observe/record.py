@@ -20,7 +20,9 @@ __all__ = ["Call", "Flow", "Record", "flow_table"]
 
 _ENGINES = ("shm",)
 _ONE_SIDED = frozenset({"put", "get", "atomic", "signal", "signal.wait", "quiet", "fence"})
-_MOVES_NOTHING = frozenset({"barrier", "close", "split", "free", "allocate", "refused", "none"})
+_MOVES_NOTHING = frozenset(
+    {"barrier", "close", "split", "free", "allocate", "agree", "refused", "none"}
+)
 
 
 @dataclass(frozen=True)
