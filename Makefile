@@ -11,6 +11,7 @@ TORCH_OF_3_11 := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TORCH_MARK := $(VENV)/.torch-$(or $(subst =,-,$(TORCH)),default)
 
 NATIVE := $(wildcard native/*.cpp native/*.h)
 SOURCES := pyproject.toml CMakeLists.txt $(NATIVE) $(shell find src -name '*.py')
@@ -23,9 +24,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-# The tools that build the core, and torch, are installed once. The package is installed anew
-# when a source has changed: that compiles what changed of the core and finds new modules.
-$(VENV)/.tools: $(BIN)/python
+# torch comes first, so that nothing below chooses another one; another TORCH is installed anew.
+$(TORCH_MARK): $(BIN)/python
 	@torch='$(TORCH)'; \
 	version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	if [ -z "$$torch" ] && [ "$$version" = 3.11 ]; then torch='$(TORCH_OF_3_11)'; fi; \
@@ -34,10 +34,15 @@ $(VENV)/.tools: $(BIN)/python
 	else \
 	  echo "Python $$version: without torch; make TORCH=$(TORCH_OF_3_11) adds it"; \
 	fi
+	@touch $@
+
+$(VENV)/.tools: $(BIN)/python
 	$(BIN)/python -m pip install --quiet 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
 	@touch $@
 
-$(STAMP): $(VENV)/.tools $(SOURCES)
+# The package is installed anew when a source has changed: that compiles what changed of the core
+# and finds new modules.
+$(STAMP): $(TORCH_MARK) $(VENV)/.tools $(SOURCES)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
 	@touch $@
 

@@ -59,6 +59,15 @@ def test_what_runs_a_command_exists(command: str, runner: str) -> None:
     assert f"def {name}(" in text if name else command in text.splitlines()
 
 
+def test_the_layout_names_every_module() -> None:
+    text = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "bireme"
+    modules = {path.name for path in package.glob("*.py")}
+    modules |= {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    named = set(re.findall(r"^ {8}(\S+) ", text, re.MULTILINE))
+    assert sorted(modules - named) == []
+
+
 def test_the_reader_of_documents() -> None:
     text = (
         "```bash\n$ make venv   # first\nls\nbireme run \\\n    -n 2 a.py\n```\n"

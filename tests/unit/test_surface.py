@@ -34,12 +34,8 @@ World:
     abort(self, text)
     exit(self)
     fail(self, error)
-    in_flight(self, work)
-    keep_until_quiet(self, source)
     record
     routes
-    settle(self, stream, *, async_op=False)
-    sources_done(self)
     stream(self)
     synchronize(self)
     use(self, stream)
@@ -52,6 +48,7 @@ Group:
     broadcast(self, x, root=0, *, async_op=False, stream=None)
     check_open(self, what)
     close(self)
+    exchange(self, words)
     fence(self, *, stream=None)
     flow(self, label)
     gather(self, x, root=0, *, out=None, async_op=False, stream=None)
@@ -111,6 +108,7 @@ Signal:
 Signals:
 
 Stream:
+    drain(self)
     stop(self)
     synchronize(self)
 

@@ -64,7 +64,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Send a ranked test to its workers; a worker itself runs it as pytest does."""
     size = _size(item)
-    if size is None or IN_WORKER in item.config.stash or item.config.getoption("setuponly"):
+    if size is None or IN_WORKER in item.config.stash or item.config.getoption("setuponly", False):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _run_ranked(item, size, nextitem):

@@ -45,7 +45,7 @@ _PARENT_ONLY: dict[str, Any] = {
     "usepdb": False,
     "xmlpath": None,
 }
-_PARENT_ONLY_PLUGINS = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin")
+_PARENT_ONLY_PLUGINS = ("lfplugin", "nfplugin", "stepwiseplugin")
 
 
 class Worker:
@@ -74,9 +74,15 @@ class Worker:
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Silence the session: the parent prints."""
+        manager = config.pluginmanager
         for name in _PARENT_ONLY_PLUGINS:
-            if config.pluginmanager.has_plugin(name):
-                config.pluginmanager.unregister(name=name)
+            if manager.has_plugin(name):
+                manager.unregister(name=name)
+        if manager.has_plugin("terminalreporter"):
+            reporter: Any = manager.unregister(name="terminalreporter")
+            # Others ask it for its writer: it stays, and writes to nowhere.
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until we end
+            manager.register(type(reporter)(config, nowhere), "terminalreporter")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> bool:

@@ -98,7 +98,7 @@ class WorkerSet:
     def __init__(self, size: int, config: pytest.Config) -> None:
         self.size = size
         self._config = config
-        self._live = config.getoption("capture") == "no"
+        self._live = config.getoption("capture", "no") == "no"
         self._workers: list[Worker] = []
         self._hub: Any = None
         self._busy = False
