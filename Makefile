@@ -16,7 +16,7 @@ TORCH_MARK := $(VENV)/.torch-$(or $(subst =,-,$(TORCH)),default)
 NATIVE := $(wildcard native/*.cpp native/*.h)
 SOURCES := pyproject.toml CMakeLists.txt $(NATIVE) $(shell find src -name '*.py')
 
-.PHONY: venv demo test raises bench lint docs clean
+.PHONY: chaos sanitize venv demo test raises bench lint docs clean
 
 venv: $(STAMP)
 
@@ -70,6 +70,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+
+# Ends ranks at random moments, 300 times and more.
+chaos: $(STAMP)
+	$(BIN)/python -m pytest -q -s tests/chaos --trials 300
+
+# The core under ThreadSanitizer, AddressSanitizer and UndefinedBehaviorSanitizer.
+sanitize:
+	tests/native/sanitize.sh
 
 docs: $(STAMP)
 	$(BIN)/python -c 'import bireme.knobs; print(bireme.knobs.markdown(), end="")' > docs/knobs.md

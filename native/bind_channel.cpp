@@ -36,7 +36,7 @@ std::shared_ptr<Work> run(std::shared_ptr<Channel> channel, u32 kind, u32 dtype,
                           std::shared_ptr<Stream> later) {
   Collective call;
   call.info = info_of(*channel, kind, dtype, count, reduction, root);
-  call.extra = extra;
+  call.extra = static_cast<u32>(extra);
   call.root = root;
   call.src = reinterpret_cast<const void*>(src);
   call.dst = reinterpret_cast<void*>(dst);

@@ -70,6 +70,19 @@ bool fits(Kind kind, const Array& x, const Array& out, u32 size) {
   }
 }
 
+// What quiet does, recorded; false while asynchronous work is queued.
+bool quiet(Channel& channel, Heap& heap) {
+  Control& control = channel.control();
+  if (control.queued_work() != 0) return false;
+  CallInfo info;
+  info.kind = Kind::quiet;
+  info.group = channel.slot();
+  info.site = call_site(control.recorder());
+  info.flow = current_flow();
+  heap.quiet(info);
+  return true;
+}
+
 // Where a symmetric array lies: what a put or get of plain arguments needs.
 struct Place {
   std::shared_ptr<Heap> heap;
@@ -241,6 +254,7 @@ void bind_lane(nb::module_& m) {
   m.def(
       "set_symmetric", [](nb::handle type) { symmetric_array = type.inc_ref().ptr(); },
       nb::arg("type"));
+  m.def("quiet", &quiet, nb::arg("channel"), nb::arg("heap"));
   m.def("barrier", &barrier, nb::arg("channel"), nb::arg("heap"));
   nb::class_<Place>(m, "Place")
       .def(nb::new_(&make_place), nb::arg("heap"), nb::arg("group"), nb::arg("ranks"),

@@ -146,8 +146,9 @@ Channel::Channel(std::shared_ptr<Control> control, std::shared_ptr<Heap> heap, u
       recv_mutex_(members_.size()) {}
 
 void Channel::publish_step() {
-  member(index_).step.store(++step_, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  ++step_;
+  member(index_).said[step_ & 1].step.store(step_, std::memory_order_release);
+  control_->fence_before_ring();
   for (u32 r : members_)
     if (r != control_->rank()) control_->ring_fenced(r);
 }
@@ -156,7 +157,7 @@ void Channel::wait_step(u64 step, Recorder::Call& record) {
   const Wait what{&members_, &record, true};
   for (u32 i = 0; i < size(); ++i) {
     if (i == index_) continue;
-    auto& theirs = member(i).step;
+    auto& theirs = member(i).said[step & 1].step;
     control_->wait(what, [&] { return theirs.load(std::memory_order_acquire) >= step; });
   }
 }
@@ -167,13 +168,12 @@ void Channel::announce(const Exchange& x, Recorder::Call& record) {
   Announcement& said = member(index_).said[step & 1];
   const Collective& call = x.call;
   const CallInfo& info = call.info;
-  said.kind = static_cast<u32>(info.kind);
-  said.dtype = static_cast<u32>(info.dtype);
+  said.kind = static_cast<u8>(info.kind);
+  said.dtype = static_cast<u8>(info.dtype);
   said.count = info.count;
-  said.reduction = static_cast<u32>(info.reduction);
+  said.reduction = static_cast<u8>(info.reduction);
   said.root = call.root;
   said.extra = call.extra;
-  said.call = record.seq();
   said.site = info.site;
   said.refused = !call.refused.empty();
   if (const std::string& text = said.refused ? call.refused : call.detail; !text.empty()) {
@@ -190,7 +190,7 @@ void Channel::announce(const Exchange& x, Recorder::Call& record) {
   // In place, an exchange of blocks would overwrite what others still read.
   if (info.kind == Kind::all_to_all && call.src == call.dst) said.src_offset = kNone;
   if (mine && x.source && x.source <= kInlineBytes && call.refused.empty()) {
-    std::memcpy(said.data, call.src, x.source);
+    std::memcpy(said.payload(x.source), call.src, x.source);
     inline_bytes_ += x.source;
   }
   publish_step();
@@ -274,7 +274,8 @@ void Channel::move(Exchange& x, Recorder::Call& record) {
       return;
     case Path::inline_:
       for (u32 i = 0; i < size(); ++i)
-        x.pointers[i] = member(i).said[step_ & 1].data + (x.shape.blocks ? index_ * x.part : 0);
+        x.pointers[i] =
+            member(i).said[step_ & 1].payload(x.source) + (x.shape.blocks ? index_ * x.part : 0);
       if (x.consumes(index_)) x.consume(0, x.count, size());
       return;
     case Path::staged:

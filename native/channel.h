@@ -22,7 +22,7 @@ class Heap;
 
 struct Collective {
   CallInfo info;  // count is per block: elements of one rank's part
-  u64 extra = 0;  // further numbers that must agree
+  u32 extra = 0;  // a further number that must agree
   i32 root = -1;  // index in the group
   const void* src = nullptr;
   void* dst = nullptr;

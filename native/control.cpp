@@ -1,6 +1,7 @@
 #include "control.h"
 
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -34,6 +35,16 @@ std::string seconds(u64 ns) {
   return text;
 }
 
+long membarrier(int command) { return syscall(SYS_membarrier, command, 0, 0); }
+
+// Whether this system lets a sleeper fence the other ranks. All ranks run on one kernel, so all
+// find the same.
+bool register_membarrier() {
+  const long can = membarrier(MEMBARRIER_CMD_QUERY);
+  return can > 0 && can & MEMBARRIER_CMD_GLOBAL_EXPEDITED &&
+         membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0;
+}
+
 template <size_t N>
 void copy_text(char (&to)[N], const std::string& text) {
   const size_t n = std::min(text.size(), N - 1);
@@ -53,7 +64,8 @@ Control::Control(int fd, u32 rank, u32 size, std::vector<Peer> peers, Limits lim
       header_(reinterpret_cast<Header*>(mapping_.data())),
       blocks_(reinterpret_cast<RankBlock*>(mapping_.data() + control_bytes(size) -
                                            size * sizeof(RankBlock))),
-      recorder_(blocks_[rank]) {
+      recorder_(blocks_[rank]),
+      sleepers_fence_(register_membarrier()) {
   if (rank == 0) {
     header_->magic = kMagic;
     header_->version = kLayoutVersion;
@@ -94,10 +106,18 @@ void Control::sleep_until(const Wait& what, const std::function<bool()>& done) {
   u64 peers_at = start, signals_at = start + kSignalNs;
   bool delivered = false, warned = false;
   struct Marked {
-    explicit Marked(std::atomic<u32>& n) : n(n) { n.fetch_add(1, std::memory_order_seq_cst); }
-    ~Marked() { n.fetch_sub(1, std::memory_order_relaxed); }
-    std::atomic<u32>& n;
-  } marked(me.waiting);
+    Marked(RankBlock& me, bool signal) : me(me), signal(signal) {
+      if (signal) me.awaits_signal.fetch_add(1, std::memory_order_seq_cst);
+      me.waiting.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Marked() {
+      me.waiting.fetch_sub(1, std::memory_order_relaxed);
+      if (signal) me.awaits_signal.fetch_sub(1, std::memory_order_relaxed);
+    }
+    RankBlock& me;
+    bool signal;
+  } marked(me, !what.breaks);
+  if (sleepers_fence_) membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
   for (;;) {
     const u32 bell = me.doorbell.load(std::memory_order_acquire);
     std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -81,7 +81,9 @@ class Control {
 
   template <class Done>
   void wait(const Wait& what, Done&& done) {
-    if (done()) return;
+    // A wait of a few cache misses is not worth two looks at the clock.
+    for (int i = limits_.spin ? kPolls : 1; i > 0; --i)
+      if (done()) return;
     Recorder::Waiting timed(*what.call);
     for (int i = limits_.spin; i > 0; --i) {
       pause();
@@ -95,13 +97,26 @@ class Control {
     sleep_until(what, std::function<bool()>(std::ref(done)));
   }
 
-  // After a write that another rank may wait for. Costs a fence and a load where nobody sleeps.
-  void ring(u32 rank) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    ring_fenced(rank);
+  // Between a store that another rank may sleep for and the look whether it does. Where sleepers
+  // interrupt all ranks before they sleep (membarrier), the writer needs no fence of its own.
+  void fence_before_ring() {
+    if (sleepers_fence_)
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    else
+      std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   void ring_fenced(u32 rank) {
     if (blocks_[rank].waiting.load(std::memory_order_relaxed) != 0) wake(rank);
+  }
+  // After a write that another rank may wait for.
+  void ring(u32 rank) {
+    fence_before_ring();
+    ring_fenced(rank);
+  }
+  // After a signal or an atomic: only waits for signals look at those.
+  void ring_signal(u32 rank) {
+    fence_before_ring();
+    if (blocks_[rank].awaits_signal.load(std::memory_order_relaxed) != 0) wake(rank);
   }
 
   // Takes and returns one of the world's group slots.
@@ -126,6 +141,7 @@ class Control {
 
  private:
   static constexpr int kYields = 64;
+  static constexpr int kPolls = 2000;
   static void pause();
   static void yield();
   void sleep_until(const Wait& what, const std::function<bool()>& done);
@@ -147,6 +163,7 @@ class Control {
   Recorder recorder_;
   std::atomic<bool> stopped_{false};
   bool forked_ = false;
+  bool sleepers_fence_;
   std::atomic<int> queued_work_{0};
 };
 

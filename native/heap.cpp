@@ -146,10 +146,7 @@ void Heap::put(CallInfo info, u64 offset, u32 peer, const void* src, bool nbi, S
     }
   } else {
     if (info.bytes) std::memmove(at(peer, offset), src, info.bytes);
-    if (signal.offset != kNone)
-      apply(peer, signal);
-    else
-      control_->ring(peer);
+    if (signal.offset != kNone) apply(peer, signal);
   }
   record.finish();
 }
@@ -173,7 +170,7 @@ void Heap::apply(u32 peer, const Signal& s) {
     w.store(s.value, std::memory_order_release);
   else
     w.fetch_add(s.value, std::memory_order_acq_rel);
-  control_->ring(peer);
+  control_->ring_signal(peer);
 }
 
 void Heap::signal(CallInfo info, u32 peer, Signal s) {
@@ -235,7 +232,7 @@ u64 Heap::atomic(CallInfo info, u64 offset, u32 peer, Atomic op, u64 value, u64 
     default:
       throw Failure(Code::engine, std::string("no atomics on ") + name(info.dtype));
   }
-  control_->ring(peer);
+  control_->ring_signal(peer);
   record.finish();
   return old;
 }
@@ -246,7 +243,6 @@ void Heap::land(Pending& op) {
     std::memmove(op.get_into, at(op.peer, op.offset), op.bytes);
   else
     std::memmove(at(op.peer, op.offset), op.copy.empty() ? op.src : op.copy.data(), op.bytes);
-  control_->ring(op.peer);
 }
 
 void Heap::land_all() {

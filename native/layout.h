@@ -103,8 +103,9 @@ struct Entry {
 static_assert(sizeof(Entry) == 128);
 
 struct alignas(kPage) RankBlock {
-  std::atomic<u32> doorbell;  // futex word: changes whenever a waiting rank should look again
-  std::atomic<u32> waiting;   // number of threads of this rank that sleep
+  std::atomic<u32> doorbell;       // futex word: changes whenever a waiting rank should look again
+  std::atomic<u32> waiting;        // number of threads of this rank that sleep
+  std::atomic<u32> awaits_signal;  // those of them that wait for a signal
   alignas(64) std::atomic<u32> state;
   std::atomic<u64> fate;  // (kind << 32 | value) written by the launcher: 1 exit code, 2 signal
   u32 pid;
@@ -115,29 +116,32 @@ struct alignas(kPage) RankBlock {
   char strings[kStringBytes];
 };
 
-// What one member says about its next call. The first line is compared and decides the path; small
-// payloads follow in the next lines, so that a small call moves few of them.
+// What one member says about its next call, and the flag that it has said it, in one cache line: a
+// call of up to 16 bytes crosses in one. Larger payloads follow in the next lines.
 struct alignas(64) Announcement {
-  u32 kind;
-  u32 dtype;
-  u64 count;
-  u32 reduction;
+  std::atomic<u64> step;  // stored last: the rest of this step is there
+  u8 kind;
+  u8 dtype;
+  u8 reduction;
+  u8 refused;  // 1: the member's own arguments were wrong; the text says why
   i32 root;
-  u64 extra;  // what else must agree, such as the shape of an allocation
-  // not compared: where the buffers lie, and what an error needs
+  u64 count;
+  u32 extra;  // what else must agree, such as the shape of an allocation
+  // not compared: where the user called, and where the buffers lie
+  u32 site;
   u64 src_offset;
   u64 dst_offset;
-  u64 call;
-  u32 site;
-  u32 refused;  // 1: the member's own arguments were wrong; the text says why
+  u8 tiny[16];
   u8 data[kInlineBytes];
   char text[512];
+
+  const u8* payload(u64 bytes) const { return bytes <= sizeof tiny ? tiny : data; }
+  u8* payload(u64 bytes) { return bytes <= sizeof tiny ? tiny : data; }
 };
 static_assert(offsetof(Announcement, data) == 64);
 
 struct alignas(kPage) Member {
-  alignas(128) std::atomic<u64> step;  // the last step this member has published
-  alignas(128) Announcement said[2];   // by parity of the step
+  Announcement said[2];  // by parity of the step
   alignas(kPage) u8 stage[2][kChunkBytes];
 };
 

@@ -54,7 +54,7 @@ Stream::~Stream() {
 }
 
 std::shared_ptr<Work> Stream::submit(std::function<void()> task) {
-  control_->check();
+  if (control_->is_forked()) control_->check();  // its progress thread is in the parent
   auto work = std::make_shared<Work>(control_);
   State& s = *state_;
   std::lock_guard lock(s.mutex);

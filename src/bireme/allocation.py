@@ -106,8 +106,8 @@ class Symmetric:
         group.collective.run(
             "agree", _UINT8, mine.size, src=mine.ctypes.data, dst=all_flags.ctypes.data
         )
-        flags = all_flags.all(axis=0)
-        for number in (n for n, flag in zip(numbers, flags, strict=True) if flag):
+        chosen = np.flatnonzero(all_flags.all(axis=0)).tolist()
+        for number in (numbers[i] for i in chosen):
             self._dropped.discard(number)
             group.collective.dropped(-1)
             self._release(number)
@@ -222,6 +222,8 @@ class Symmetric:
 def _element(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Return a fill value as one element, or raise where it is none."""
     try:
+        if np.asarray(value).dtype.kind == "c":
+            raise TypeError("a complex number would lose its imaginary part")
         return np.full((), value, dtype)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"value: expected one {dtype.name}, found {value!r} ({error})") from None

@@ -91,8 +91,9 @@ class Group(Collectives):
 
     def quiet(self, *, stream: Any = None) -> None:
         """Complete all earlier puts and gets of this rank, at their targets (shmem_quiet)."""
-        self.world.agenda.settle(stream)
-        self.one_sided.quiet(self.slot)
+        if stream is not None or not self.collective.quiet_lane():
+            self.world.agenda.settle(stream)
+            self.one_sided.quiet(self.slot)
         self.world.agenda.quiet()
 
     def fence(self, *, stream: Any = None) -> None:

@@ -241,7 +241,7 @@ def read_only_files_are_broadcast(world: bm.World) -> None:
     # Memory that the system protects: a write, even of the same bytes, would end the process.
     for nbytes in (64, 100_000):
         with tempfile.TemporaryFile() as file:
-            file.write(bytes(range(1, 65)) * (nbytes // 64))
+            file.write(bytes(range(1, 65)) * max(nbytes // 64, world.size))
             file.flush()
             weights = np.memmap(file, np.uint8, mode="r")
             x = weights if world.rank == 0 else np.zeros(weights.size, np.uint8)

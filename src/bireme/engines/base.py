@@ -73,6 +73,9 @@ class CollectiveEngine(Protocol):
     def dropped(self, by: int) -> None:
         """Count arrays that this rank has dropped, for the next barrier to tell."""
 
+    def quiet_lane(self) -> bool:
+        """Complete this rank's puts at once; False where the face must."""
+
     def barrier_lane(self) -> bool:
         """Complete this rank's puts and run a barrier at once; False where the face must."""
 

@@ -89,6 +89,10 @@ class NullCollective:
         """See ``CollectiveEngine.dropped``."""
         self._dropped += by
 
+    def quiet_lane(self) -> bool:
+        """See ``CollectiveEngine.quiet_lane``."""
+        return False
+
     def barrier_lane(self) -> bool:
         """See ``CollectiveEngine.barrier_lane``."""
         return False

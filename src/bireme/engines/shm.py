@@ -27,7 +27,7 @@ _NO_SIGNAL = 2**64 - 1
 
 def _digest(detail: str) -> int:
     """Return the number that stands for a detail when calls are compared; 0 for none."""
-    return zlib.crc32(detail.encode()) + 1 if detail else 0
+    return (zlib.crc32(detail.encode()) or 1) if detail else 0
 
 
 class ShmCollective:
@@ -45,6 +45,7 @@ class ShmCollective:
         self._index = index
         self.channel = _core.Channel(control, heap, slot, list(members), index)
         self.lane = functools.partial(_core.collective, self.channel)
+        self.quiet_lane = functools.partial(_core.quiet, self.channel, heap)
         self.barrier_lane = functools.partial(_core.barrier, self.channel, heap)
 
     def run(
