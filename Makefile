@@ -37,7 +37,7 @@ $(TORCH_MARK): $(BIN)/python
 	@touch $@
 
 $(VENV)/.tools: $(BIN)/python
-	$(BIN)/python -m pip install --quiet 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+	$(BIN)/python -m pip install --quiet 'scikit-build-core>=0.10' 'nanobind>=2.4' 'numpy>=2' cmake ninja
 	@touch $@
 
 # The package is installed anew when a source has changed: that compiles what changed of the core
