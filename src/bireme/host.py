@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Host", "current", "init"]
 
-_FINISHED, _FAILED, _PEER_LOST = 3, 4, 3  # native/layout.h
+PEER_LOST, ABORTED = 3, 5  # native/layout.h: enum class Code
+CLOSED, FINISHED, FAILED = 2, 3, 4  # native/layout.h: enum class RankState
 _ADDRESSES = 32 << 40  # bytes of the address space that all heaps together may reserve
 _NULL_HEAP_BYTES = 1 << 30
 _SPINS = 2000  # polls before a wait yields, where every rank has a core of its own
@@ -70,6 +71,12 @@ class Host:
         """End the world for all ranks; the first text wins. A forked child ends nobody's."""
         if self.control is not None and self.ours:
             self.control.abort(code, text)
+
+    def fail(self, error: BaseException) -> str:
+        """Tell the other ranks that an exception ends this one; return its text."""
+        text = f"{type(error).__name__}: {error}".strip(": ")
+        self.abort(PEER_LOST, f"rank {self.rank} failed: {text}")
+        return text
 
     def leave(self, streams: Sequence[Stream], state: int, note: str) -> None:
         """Let go of everything; ``state`` and ``note`` tell the other ranks why."""
@@ -260,9 +267,7 @@ def _failing(kind: type[BaseException], error: BaseException, trace: TracebackTy
     """Tell the other ranks why this one ends, then do what Python would do."""
     for world in list(_worlds):
         if not world.closed and world.host.control is not None and world.host.ours:
-            text = f"{kind.__name__}: {error}"
-            world.host.abort(_PEER_LOST, f"rank {world.rank} failed: {text}")
-            world.host.control.set_state(_FAILED, text)
+            world.host.control.set_state(FAILED, world.host.fail(error))
     _previous_hook(kind, error, trace)
 
 

@@ -18,6 +18,7 @@ from bireme.allocation import Block, Symmetric
 from bireme.arena import Arena
 from bireme.collectives import Collectives
 from bireme.errors import BiremeError, MismatchError, UsageError
+from bireme.host import ABORTED, CLOSED, FAILED, FINISHED
 from bireme.routes import Routes
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Group", "World"]
 
 _INT64 = arrays.DTYPES.index("int64")
-_PEER_LOST, _ABORTED = 3, 5  # native/layout.h: enum class Code
-_CLOSED, _FINISHED, _FAILED = 2, 3, 4  # native/layout.h: enum class RankState
 
 
 class Group(Collectives):
@@ -288,24 +287,22 @@ class World(Group):
                 self.one_sided.quiet(0)
                 self.collective.close()
         finally:
-            self._let_go(_CLOSED, "")
+            self._let_go(CLOSED, "")
 
     def fail(self, error: BaseException) -> None:
         """End this rank's part after an exception: the other ranks raise PeerLost with its text."""
         if self.closed:
             return
-        text = f"{type(error).__name__}: {error}".strip(": ")
-        self.host.abort(_PEER_LOST, f"rank {self.rank} failed: {text}")
-        self._let_go(_FAILED, text)
+        self._let_go(FAILED, self.host.fail(error))
 
     def abort(self, text: str) -> None:
         """End the world for all ranks at once: every call raises Aborted with this text."""
-        self.host.abort(_ABORTED, f"rank {self.rank} aborted the world: {text}")
+        self.host.abort(ABORTED, f"rank {self.rank} aborted the world: {text}")
 
     def exit(self) -> None:
         """What interpreter exit does to a world that was not closed: the others hear of it."""
         if self.host.ours:
-            self._let_go(_FINISHED, "")
+            self._let_go(FINISHED, "")
 
     def _let_go(self, state: int, note: str) -> None:
         self.closed = self._closed = True
