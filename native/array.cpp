@@ -8,7 +8,7 @@
 namespace bireme {
 namespace {
 
-constexpr DType kNone_ = DType::count_;
+constexpr DType kUnknown = DType::count_;
 int bfloat16_number = -1;  // ml_dtypes registers it at run time
 
 DType dtype_of(int number) {
@@ -42,14 +42,14 @@ DType dtype_of(int number) {
     case NPY_DOUBLE:
       return DType::f64;
     default:
-      return number == bfloat16_number ? DType::bf16 : kNone_;
+      return number == bfloat16_number ? DType::bf16 : kUnknown;
   }
 }
 
 bool of_numpy(PyObject* object, bool writes, Array& out) {
   auto* x = reinterpret_cast<PyArrayObject*>(object);
   const DType dtype = dtype_of(PyArray_TYPE(x));
-  if (dtype == kNone_ || !PyArray_ISNOTSWAPPED(x) || !PyArray_IS_C_CONTIGUOUS(x) ||
+  if (dtype == kUnknown || !PyArray_ISNOTSWAPPED(x) || !PyArray_IS_C_CONTIGUOUS(x) ||
       (writes && !PyArray_ISWRITEABLE(x)))
     return false;
   out = {PyArray_DATA(x), static_cast<u64>(PyArray_SIZE(x)), dtype, PyArray_NDIM(x),

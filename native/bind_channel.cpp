@@ -58,7 +58,6 @@ void bind_channel(nb::module_& m) {
       .def("dropped", &Channel::dropped, nb::arg("by"))
       .def_prop_ro("all_dropped", &Channel::all_dropped)
       .def_prop_ro("staged_bytes", &Channel::staged_bytes)
-      .def_prop_ro("inline_bytes", &Channel::inline_bytes)
       .def("run", &run, nb::arg("kind"), nb::arg("dtype"), nb::arg("count"), nb::arg("reduction"),
            nb::arg("root"), nb::arg("src"), nb::arg("dst"), nb::arg("extra"), nb::arg("detail"),
            nb::arg("refused"), nb::arg("later").none())

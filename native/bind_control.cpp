@@ -45,7 +45,6 @@ void bind_control(nb::module_& m) {
       .def(nb::new_(&make_control), nb::arg("fd"), nb::arg("rank"), nb::arg("size"),
            nb::arg("pidfds"), nb::arg("pids"), nb::arg("timeout_s"), nb::arg("warn_s"),
            nb::arg("spin"))
-      .def("check", &Control::check)
       .def(
           "abort",
           [](Control& c, u32 code, const std::string& text) {
@@ -64,7 +63,6 @@ void bind_control(nb::module_& m) {
       .def("forget", [](Control&) { forget_call_sites(); })
       .def("aborted", [](Control& c) { return c.header().abort_code.load() != 0; })
       .def("take_group_slot", &Control::take_group_slot)
-      .def("return_group_slot", &Control::return_group_slot, nb::arg("slot"))
       .def("where_is", &Control::where_is, nb::arg("rank"));
 }
 

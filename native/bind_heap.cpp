@@ -78,7 +78,6 @@ void bind_heap(nb::module_& m) {
            nb::arg("control"), nb::arg("fds"), nb::arg("bytes"), nb::arg("delivery"),
            nb::arg("seed"))
       .def_prop_ro("bytes", &Heap::bytes)
-      .def_prop_ro("defers", &Heap::defers)
       .def(
           "address",
           [](Heap& h, u32 rank, u64 offset) { return reinterpret_cast<u64>(h.at(rank, offset)); },
@@ -100,7 +99,6 @@ void bind_heap(nb::module_& m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("release", &Heap::release, nb::arg("offset"), nb::arg("bytes"))
       .def("close_descriptors", &Heap::close_descriptors)
-      .def("deliver", &Heap::deliver)
       .def("put",
            [](Heap& h, u32 dtype, u64 count, u32 group, u64 offset, u32 peer, u64 src, bool nbi,
               u64 signal, u64 value, u32 op) {

@@ -51,7 +51,6 @@ NB_MODULE(_core, m) {
   m.attr("DTYPES") = names(kDTypeNames);
   m.attr("REDUCTIONS") = names(kReductionNames);
   m.attr("KINDS") = names(kKindNames);
-  m.attr("MAX_GROUPS") = kMaxGroups;
   m.attr("INLINE_BYTES") = kInlineBytes;
   m.attr("CHUNK_BYTES") = kChunkBytes;
   m.attr("PIPE_BYTES") = kPipeBytes * kPipeSlots;

@@ -191,7 +191,6 @@ void Channel::announce(const Exchange& x, Recorder::Call& record) {
   if (info.kind == Kind::all_to_all && call.src == call.dst) said.src_offset = kNone;
   if (mine && x.source && x.source <= kInlineBytes && call.refused.empty()) {
     std::memcpy(said.payload(x.source), call.src, x.source);
-    inline_bytes_ += x.source;
   }
   publish_step();
 }

@@ -58,7 +58,6 @@ class Channel {
 
   // Bytes this rank copied into shared staging memory: none where buffers lie in the heap.
   u64 staged_bytes() const { return staged_bytes_; }
-  u64 inline_bytes() const { return inline_bytes_; }
 
  private:
   friend class Turn;
@@ -90,7 +89,7 @@ class Channel {
   bool closed_ = false;
   std::atomic<i64> dropped_{0};
   bool all_dropped_ = false;
-  u64 staged_bytes_ = 0, inline_bytes_ = 0;
+  u64 staged_bytes_ = 0;
   std::vector<const void*> sources_;  // of the call that has its turn
   std::vector<void*> targets_;
   std::atomic<u64> next_ticket_{0};
